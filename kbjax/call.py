@@ -1,0 +1,433 @@
+"""KernelCall: where the two phases meet. It turns arrays into shapes, records a kernel
+once for them, and keeps what it compiled."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kbjax import data_phase, dtypes, errors, hbm, index, op_log
+from kbjax.allocator import Arena
+from kbjax.context import TLContext
+from kbjax.data_phase import Fidelity
+from kbjax.dtypes import DType
+from kbjax.handle import HbmTensor
+from kbjax.hardware import Hardware
+from kbjax.index import Var
+from kbjax.program import HbmRef, Program, StoreCmd, TensorSpec
+from kbjax.recorder import Checks, Recorder
+from kbjax.site import without_internal_frames
+from kbjax.tcm import TcmState
+
+Axes = int | None | Sequence[int | None]
+Key = tuple[tuple[tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `KernelCall.run` gives: the outputs as `call(...)` gives them, and the
+    final memory (with a leading PE axis where `num_pes` > 1)."""
+
+    outputs: Any
+    tcm: TcmState
+
+
+class KernelCall:
+    """A kernel with its outputs, PEs and hardware. Made by `kernel_call`.
+
+    Calling it runs phase 2. Programs and compiled functions are kept by the shapes and
+    dtypes of the arguments.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., None],
+        out_shape: Any,
+        *,
+        num_pes: int,
+        in_axes: Axes,
+        out_axes: Axes,
+        input_output_aliases: Mapping[int, int],
+        hardware: Hardware,
+        checks: Checks,
+    ) -> None:
+        if isinstance(num_pes, bool) or not isinstance(num_pes, int) or num_pes < 1:
+            raise errors.ShapeError("num_pes is a positive integer", got=repr(num_pes))
+        if checks not in ("error", "warn", "off"):
+            raise errors.KernelError(
+                "unknown checks", got=repr(checks), allowed="error, warn, off"
+            )
+        self._kernel = kernel
+        self._single = not isinstance(out_shape, tuple | list)
+        self._out_shapes = (out_shape,) if self._single else tuple(out_shape)
+        self._num_pes, self._hardware, self._checks = num_pes, hardware, checks
+        self._in_axes = in_axes
+        self._out_axes = _axes(out_axes, len(self._out_shapes), "out_axes")
+        self._aliases = dict(input_output_aliases)
+        self._programs: dict[Key, Program] = {}
+        self._compiled: dict[tuple[Key, Fidelity, bool], Callable[..., Any]] = {}
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Phase 2: the outputs, as JAX arrays.
+
+        Args:
+          arrays: NumPy, JAX or DLPack (PyTorch) arrays, one a kernel input. May be
+            traced by an outer `jax.jit`.
+
+        Raises:
+          KbjaxError: for a mistake in the kernel or its arguments, before any data is
+            computed.
+        """
+        outputs, _ = self._replay(arrays, None, with_memory=False)
+        return outputs
+
+    def run(self, *arrays: Any, fidelity: Fidelity | None = None) -> RunResult:
+        """Phase 2 with the final memory.
+
+        Args:
+          arrays: as in a call.
+          fidelity: `live`, `exact`, or None: live, or exact where a broken scope
+            contract was let pass by `checks`.
+        """
+        outputs, memory = self._replay(arrays, fidelity, with_memory=True)
+        return RunResult(outputs, memory)
+
+    def record(self, *arrays: Any) -> Program:
+        """Phase 1: the program, for arrays or `jax.ShapeDtypeStruct`s."""
+        return self._recorded(
+            self._specs([_shaped(a, i) for i, a in enumerate(arrays)])
+        )
+
+    def op_log(self, *arrays: Any) -> op_log.OpLog:
+        """Phase 1: the timed log, for arrays or `jax.ShapeDtypeStruct`s."""
+        return op_log.of(self.record(*arrays))
+
+    # --- phase 2 ---------------------------------------------------------------------
+
+    def _replay(
+        self, arrays: Sequence[Any], fidelity: Fidelity | None, with_memory: bool
+    ) -> tuple[Any, Any]:
+        inputs = [_as_array(array, i) for i, array in enumerate(arrays)]
+        specs = self._specs([_shaped(a, i) for i, a in enumerate(inputs)])
+        program = self._recorded(specs)
+        chosen = self._fidelity(fidelity, program)
+        key = (_key(specs), chosen, with_memory)
+        if key not in self._compiled:
+            self._compiled[key] = data_phase.lower(program, chosen, with_memory)
+        split = [
+            hbm.split(array, spec.pe_axis, self._num_pes, spec.name)
+            for array, spec in zip(inputs, specs, strict=True)
+        ]
+        results, memory = self._compiled[key](*split)
+        outputs = tuple(
+            jnp.moveaxis(out, 0, axis)
+            if self._num_pes > 1 and axis is not None
+            else out
+            for out, axis in zip(results, self._out_axes, strict=True)
+        )
+        return (outputs[0] if self._single else outputs), memory
+
+    def _fidelity(self, asked: Fidelity | None, program: Program) -> Fidelity:
+        if asked not in (None, "live", "exact"):
+            raise errors.KernelError(
+                "unknown fidelity", got=repr(asked), allowed="live, exact"
+            )
+        if asked == "live" and not program.contract_kept:
+            raise errors.KernelError(
+                "live replay needs the scope contract, which checks="
+                f"{self._checks!r} lets this kernel break",
+                remedy='Ask for fidelity="exact", or use checks="error"',
+            )
+        return asked or ("live" if program.contract_kept else "exact")
+
+    # --- phase 1 ---------------------------------------------------------------------
+
+    def _specs(self, shaped: Sequence[_Shaped]) -> tuple[TensorSpec, ...]:
+        """The inputs as one PE sees them."""
+        axes = _axes(self._in_axes, len(shaped), "in_axes")
+        names = _argument_names(self._kernel, len(shaped), len(self._out_shapes))
+        specs = []
+        for (shape, dtype), axis, name in zip(shaped, axes, names, strict=False):
+            if self._num_pes > 1 and axis is not None:
+                if not -len(shape) <= axis < len(shape) or shape[axis] != self._num_pes:
+                    raise errors.ShapeError(
+                        f"input {name} has no axis {axis} of {self._num_pes} entries, "
+                        "one a PE",
+                        got=f"shape {shape}",
+                        remedy="Name the PE axis in in_axes, or None to replicate",
+                    )
+                axis %= len(shape)
+                shape = (*shape[:axis], *shape[axis + 1 :])
+            else:
+                axis = None
+            specs.append(TensorSpec(name, shape, dtype, axis))
+        return tuple(specs)
+
+    def _recorded(self, inputs: tuple[TensorSpec, ...]) -> Program:
+        key = _key(inputs)
+        if key not in self._programs:
+            self._programs[key] = self._record(inputs)
+        return self._programs[key]
+
+    def _record(self, inputs: tuple[TensorSpec, ...]) -> Program:
+        """Run the kernel once, on no data."""
+        slots, output_slots = self._slots(inputs)
+        program_id = Var(0, "pe", index.const(self._num_pes))
+        recorder = Recorder(Arena(self._hardware.pe_tcm), program_id)
+        context = TLContext(
+            recorder,
+            num_pes=self._num_pes,
+            writable=frozenset(output_slots),
+            checks=self._checks,
+        )
+        order = [*range(len(inputs)), *output_slots]
+        tensors = [HbmTensor(slots[slot], slot) for slot in order]
+        try:
+            _check_call(self._kernel, len(inputs), len(output_slots))
+            self._kernel(context, *tensors)
+            commands = recorder.finish()
+        except errors.KbjaxError as error:
+            # The last frame shown is the kernel's line, not one of kbjax's.
+            shown = without_internal_frames(error.__traceback__)
+            raise error.with_traceback(shown) from None
+        arena = recorder.arena
+        program = Program(
+            name=_name(self._kernel),
+            slots=slots,
+            num_inputs=len(inputs),
+            output_slots=output_slots,
+            num_pes=self._num_pes,
+            program_id=program_id,
+            hardware=self._hardware,
+            commands=commands,
+            allocations=dict(arena.allocations),
+            growth_bytes=dict(recorder.growth_bytes),
+            peak_scratch=arena.peak,
+            exit_cursor_bytes=arena.cursor,
+            live_at_exit=tuple(made.uid for made in arena.alive()),
+            contract_kept=context.contract_kept,
+        )
+        _check_shared_outputs(program)
+        for slot in output_slots:
+            if slot not in context.stored_slots:
+                warnings.warn(
+                    f"{program.name} never stores to its output {slots[slot].name}",
+                    stacklevel=5,
+                )
+        return program
+
+    def _slots(
+        self, inputs: tuple[TensorSpec, ...]
+    ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+        """The HBM tensors, and which of them each output is."""
+        names = _argument_names(self._kernel, len(inputs), len(self._out_shapes))
+        slots, output_slots = list(inputs), []
+        aliased = {out: into for into, out in self._aliases.items()}
+        for number, out in enumerate(self._out_shapes):
+            shape, dtype = _shaped(out, number, "output")
+            axis = self._out_axes[number] if self._num_pes > 1 else None
+            spec = TensorSpec(names[len(inputs) + number], shape, dtype, axis)
+            if number not in aliased:
+                output_slots.append(len(slots))
+                slots.append(spec)
+                continue
+            source = aliased[number]
+            if not 0 <= source < len(inputs):
+                raise errors.KernelError(
+                    f"output {number} aliases input {source}, which does not exist"
+                )
+            other = inputs[source]
+            same = (other.shape, other.dtype) == (shape, dtype)
+            if not same or (other.pe_axis is None) != (axis is None):
+                raise errors.ShapeError(
+                    f"output {spec} aliases input {other}: they must be alike"
+                )
+            output_slots.append(source)
+        return tuple(slots), tuple(output_slots)
+
+
+def kernel_call(
+    kernel: Callable[..., None],
+    out_shape: Any,
+    *,
+    num_pes: int = 1,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
+    input_output_aliases: Mapping[int, int] | None = None,
+    hardware: Hardware | None = None,
+    checks: Checks = "error",
+) -> KernelCall:
+    """Make a kernel callable on arrays.
+
+    Args:
+      kernel: `kernel(tl, *inputs, *outputs)`; options are bound with
+        `functools.partial`.
+      out_shape: one `jax.ShapeDtypeStruct` (of one PE's output), or a tuple of them.
+      num_pes: how many PEs run the kernel.
+      in_axes, out_axes: with `num_pes` > 1, the axis that is split over PEs, as in
+        `jax.vmap`, or None for an array that all PEs share; one, or one an argument.
+        What PEs store to a shared output must be proven disjoint.
+      input_output_aliases: input number -> number of the output that is the same
+        memory.
+      hardware: sizes and rates.
+      checks: what a use after scope or an uninitialised read is: `error`, `warn`, or
+        `off` (the hardware's behaviour, replayed exactly).
+
+    Returns:
+      A `KernelCall`.
+    """
+    return KernelCall(
+        kernel,
+        out_shape,
+        num_pes=num_pes,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        input_output_aliases=input_output_aliases or {},
+        hardware=hardware or Hardware(),
+        checks=checks,
+    )
+
+
+# --- arguments -----------------------------------------------------------------------
+
+_Shaped = tuple[tuple[int, ...], DType]
+
+
+def _shaped(array: Any, number: int, what: str = "argument") -> _Shaped:
+    """Shape and dtype of an array or a ShapeDtypeStruct."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise errors.MemorySpaceError(
+            f"{what} {number} is no array",
+            got=f"a {type(array).__name__}",
+            allowed="NumPy, JAX and DLPack arrays, jax.ShapeDtypeStruct for shapes",
+        )
+    name = str(array.dtype).removeprefix("torch.")
+    try:
+        dtype = dtypes.of(name if name in dtypes.TABLE else array.dtype)
+    except errors.DTypeError as error:
+        raise errors.DTypeError(
+            f"{what} {number} has the element type {name}",
+            allowed=error.allowed,
+            remedy="Convert it, for example with .astype(numpy.float32)",
+        ) from None
+    return tuple(int(size) for size in array.shape), dtype
+
+
+def _as_array(array: Any, number: int) -> Any:
+    """An array that JAX takes as it is."""
+    if isinstance(array, jax.Array | np.ndarray):
+        return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        raise errors.MemorySpaceError(
+            f"argument {number} has a shape but no data",
+            remedy="Shapes do for record() and op_log(); a call needs arrays",
+        )
+    if not hasattr(array, "__dlpack__"):
+        _shaped(array, number)
+        raise errors.MemorySpaceError(f"argument {number} is no array", got=array)
+    _shaped(array, number)
+    if hasattr(array, "detach"):  # PyTorch: no gradient leaves, no strided views
+        array = array.detach().contiguous()
+    return jnp.from_dlpack(array)
+
+
+def _axes(axes: Axes, count: int, what: str) -> tuple[int | None, ...]:
+    if axes is None or isinstance(axes, int):
+        return (axes,) * count
+    if len(axes) != count:
+        raise errors.ShapeError(
+            f"{what} has {len(axes)} entries for {count} arrays", got=tuple(axes)
+        )
+    return tuple(axes)
+
+
+def _key(specs: Sequence[TensorSpec]) -> Key:
+    return tuple((spec.shape, spec.dtype.name) for spec in specs)
+
+
+def _name(kernel: Callable[..., None]) -> str:
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    return getattr(kernel, "__name__", type(kernel).__name__)
+
+
+def _argument_names(
+    kernel: Callable[..., None], inputs: int, outputs: int
+) -> list[str]:
+    """The kernel's own names of its tensors, for messages and printing."""
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    names = [
+        p.name
+        for p in inspect.signature(kernel).parameters.values()
+        if p.kind in positional
+    ][1:]
+    found = names[: inputs + outputs]
+    return found + [f"arg{n}" for n in range(len(found), inputs + outputs)]
+
+
+def _check_call(kernel: Callable[..., None], inputs: int, outputs: int) -> None:
+    try:
+        inspect.signature(kernel).bind(*range(1 + inputs + outputs))
+    except TypeError as error:
+        raise errors.KernelError(
+            f"{_name(kernel)} is called with tl, {inputs} inputs and {outputs} outputs: "
+            f"{error}",
+            got=f"{_name(kernel)}{inspect.signature(kernel)}",
+            remedy="Pass one array a kernel input, and bind options with "
+            "functools.partial",
+        ) from None
+
+
+# --- outputs that all PEs store to ---------------------------------------------------
+
+
+def _check_shared_outputs(program: Program) -> None:
+    """Refuse stores of several PEs to one array unless their ranges are disjoint.
+
+    Proof: along some axis every store stays within `width` elements from
+    `pe * width + low`, for one `width` and `low`.
+    """
+    if program.num_pes == 1:
+        return
+    stores: dict[int, list[StoreCmd]] = {}
+    for item in program.walk():
+        if isinstance(item, StoreCmd) and program.slots[item.view.slot].pe_axis is None:
+            stores.setdefault(item.view.slot, []).append(item)
+    for slot, commands in stores.items():
+        rank = len(program.slots[slot].shape)
+        views = [command.view for command in commands]
+        if not any(_disjoint(program, views, axis) for axis in range(rank)):
+            raise errors.HazardError(
+                f"all PEs store to the shared output {program.slots[slot].name}, and "
+                "PE 0 and PE 1 cannot be proven to write different elements",
+                site=commands[0].site,
+                got=f"{commands[0].view}",
+                remedy="Start each PE's range at tl.program_id() * size, or give the "
+                "output a PE axis with out_axes",
+            )
+
+
+def _disjoint(program: Program, views: Sequence[HbmRef], axis: int) -> bool:
+    pe = index.var(program.program_id)
+    starts = [view.spans[axis].start for view in views]
+    widths = {dict(start.terms).get(program.program_id, 0) for start in starts}
+    if len(widths) != 1:
+        return False
+    (width,) = widths
+    lows, highs = [], []
+    for view, start in zip(views, starts, strict=True):
+        low, high = index.bounds(index.sub(start, index.scale(pe, width)))
+        lows.append(low)
+        highs.append(high + view.spans[axis].size)
+    return max(highs) - min(lows) <= abs(width)

@@ -1,0 +1,365 @@
+"""Phase 2: a Program becomes one jitted function on real data. Knows no times.
+
+1. `lower` picks how tiles are kept: as bytes (`exact`: every command reads its operands
+   from the byte array and writes its result into it, the definition of truth) or as
+   typed values (`live`: bytes that no one can read any more are never written).
+2. `_Replay` walks the program once while JAX traces it: a `Loop` becomes `lax.scan`
+   where its trip count is static, `lax.fori_loop` where it is symbolic.
+3. At the end live tiles are written back, where the caller asks for the memory.
+
+All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
+only the op table's functions are under `vmap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from kbjax import hbm, index, liveness, ops, tcm
+from kbjax.dtypes import DType
+from kbjax.index import Expr, Var
+from kbjax.program import (
+    Block,
+    CopyCmd,
+    LoadCmd,
+    Loop,
+    OpCmd,
+    Program,
+    Ref,
+    Scalar,
+    Scope,
+    Statement,
+    StoreCmd,
+    walk,
+)
+from kbjax.rounding import Rounding
+from kbjax.tcm import TcmState
+
+Fidelity = Literal["live", "exact"]
+Env = Mapping[Var, Any]
+Replayed = tuple[tuple[jax.Array, ...], TcmState | None]
+
+
+def lower(
+    program: Program, fidelity: Fidelity, with_memory: bool
+) -> Callable[..., Replayed]:
+    """One jitted function of the program's input arrays.
+
+    Args:
+      program: the recorded kernel.
+      fidelity: how tiles are kept; both give the same bits.
+      with_memory: whether the final TcmState is asked for.
+
+    Returns:
+      A function from the inputs, (P, *shape) where split over PEs, to the outputs and
+      the final memory (None unless `with_memory`).
+    """
+    replay = _Replay(program, fidelity, with_memory)
+    replay_kernel = replay.run
+    return jax.jit(replay_kernel)
+
+
+# --- two ways to keep tiles ----------------------------------------------------------
+
+
+class _Tiles(Protocol):
+    """What replay needs of the memory. Immutable: a write gives a new one."""
+
+    def read(self, ref: Ref, offset: Any) -> jax.Array: ...
+    def write(self, ref: Ref, offset: Any, value: jax.Array) -> Any: ...
+    def carried(self, loop: Loop) -> Any: ...
+    def resumed(self, carried: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Exact: the byte array. A read passes a barrier, so that nothing is fused or
+    folded across memory."""
+
+    memory: jax.Array
+
+    def read(self, ref: Ref, offset: Any) -> jax.Array:
+        raw = tcm.read_bytes(self.memory, offset, ref.nbytes)
+        return lax.optimization_barrier(tcm.to_values(raw, ref.shape, ref.dtype))
+
+    def write(self, ref: Ref, offset: Any, value: jax.Array) -> _Bytes:
+        del ref
+        raw = tcm.to_bytes(value, self.memory.ndim - 1)
+        return _Bytes(tcm.write_bytes(self.memory, offset, raw))
+
+    def carried(self, loop: Loop) -> jax.Array:
+        del loop
+        return self.memory
+
+    def resumed(self, carried: jax.Array) -> _Bytes:
+        return _Bytes(carried)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Live: a typed array a root; `crossing` says what each loop hands on."""
+
+    program: Program
+    crossing: Mapping[Var, frozenset[int]]
+    lead: tuple[int, ...]
+    values: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
+
+    def _value(self, root: int) -> jax.Array:
+        """The root's value; bytes never written are 0xFF, as in fresh TCM."""
+        if root in self.values:
+            return self.values[root]
+        made = self.program.allocations[root]
+        raw = jnp.full((*self.lead, made.nbytes), tcm.FRESH, jnp.uint8)
+        return tcm.to_values(raw, made.shape, made.dtype)
+
+    def _elements(self, root: int) -> jax.Array:
+        return self._value(root).reshape(*self.lead, -1)
+
+    def _covers(self, ref: Ref) -> bool:
+        return ref.nbytes == self.program.allocations[ref.root].nbytes
+
+    def read(self, ref: Ref, offset: Any) -> jax.Array:
+        if self._covers(ref):
+            return self._value(ref.root).reshape(*self.lead, *ref.shape)
+        at = self._element(ref, offset)
+        part = tcm.read_bytes(self._elements(ref.root), at, ref.size)
+        return part.reshape(*self.lead, *ref.shape)
+
+    def write(self, ref: Ref, offset: Any, value: jax.Array) -> _Values:
+        made = self.program.allocations[ref.root]
+        if not self._covers(ref):
+            at = self._element(ref, offset)
+            part = value.reshape(*self.lead, -1)
+            value = tcm.write_bytes(self._elements(ref.root), at, part)
+        value = value.reshape(*self.lead, *made.shape)
+        return dataclasses.replace(self, values={**self.values, ref.root: value})
+
+    def _element(self, ref: Ref, offset: Any) -> Any:
+        return offset // ref.dtype.nbytes
+
+    def carried(self, loop: Loop) -> dict[int, jax.Array]:
+        return {r: self._value(r) for r in sorted(self.crossing[loop.index])}
+
+    def resumed(self, carried: Mapping[int, jax.Array]) -> _Values:
+        return dataclasses.replace(self, values={**self.values, **carried})
+
+
+# --- the walk ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _State:
+    """Everything that commands change: tiles, and the HBM tensors by slot."""
+
+    tiles: Any
+    tensors: tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class _Replay:
+    program: Program
+    fidelity: Fidelity
+    with_memory: bool
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        pes = self.program.num_pes
+        return (pes,) if pes > 1 else ()
+
+    @functools.cached_property
+    def _rounding(self) -> Rounding:
+        return Rounding(physical=self.fidelity == "exact")
+
+    def run(self, *inputs: jax.Array) -> Replayed:
+        """The kernel on one set of inputs. Traced once by `jax.jit`."""
+        program = self.program
+        outputs = tuple(
+            hbm.fresh(
+                spec.shape,
+                spec.dtype.numpy,
+                spec.dtype.never_stored,
+                () if spec.pe_axis is None else self.lead,
+            )
+            for spec in program.slots[program.num_inputs :]
+        )
+        state = _State(self._fresh_tiles(), (*inputs, *outputs))
+        env = {program.program_id: self._program_ids()}
+        state = self._block(program.commands, state, env, None)
+        results = tuple(state.tensors[slot] for slot in program.output_slots)
+        return results, self._memory(state.tiles) if self.with_memory else None
+
+    def _program_ids(self) -> Any:
+        pes = self.program.num_pes
+        return jnp.arange(pes, dtype=jnp.int32) if pes > 1 else 0
+
+    def _fresh_tiles(self) -> Any:
+        program = self.program
+        if self.fidelity == "exact":
+            return _Bytes(tcm.init(program.hardware, program.num_pes).memory)
+        kept = set(program.live_at_exit) if self.with_memory else set()
+        return _Values(program, liveness.carried_roots(program, kept), self.lead)
+
+    def _memory(self, tiles: Any) -> TcmState:
+        """The final scratchpad; live tiles are written back into fresh bytes."""
+        program = self.program
+        state = tcm.init(program.hardware, program.num_pes)
+        memory = tiles.memory if isinstance(tiles, _Bytes) else state.memory
+        if isinstance(tiles, _Values):
+            alive = (r for r in program.live_at_exit if r in tiles.values)
+            for root in alive:
+                made = program.allocations[root]
+                raw = tcm.to_bytes(tiles.values[root], len(self.lead))
+                memory = tcm.write_bytes(memory, made.cursor_bytes, raw)
+        cursor = jnp.full_like(state.cursor, program.exit_cursor_bytes)
+        return dataclasses.replace(state, memory=memory, cursor=cursor)
+
+    def _block(self, block: Block, state: _State, env: Env, mask: Any) -> _State:
+        for item in block:
+            state = self._statement(item, state, env, mask)
+        return state
+
+    def _statement(self, item: Statement, state: _State, env: Env, mask: Any) -> _State:
+        if isinstance(item, Scope):
+            return self._block(item.body, state, env, mask)
+        if isinstance(item, Loop):
+            return self._loop(item, state, env, mask)
+        if isinstance(item, StoreCmd):
+            return self._store(item, state, env, mask)
+        if isinstance(item, CopyCmd):
+            value = self._read(item.src, state, env)
+            return self._write(item.dst, value, state, env, mask)
+        if isinstance(item, LoadCmd):
+            value = self._load(item, state, env)
+            return self._write(item.out, value, state, env, mask)
+        return self._write(item.out, self._op(item, state, env), state, env, mask)
+
+    # --- commands --------------------------------------------------------------------
+
+    def _value_of(self, expr: Expr, env: Env) -> Any:
+        return index.evaluate(expr, env, jnp)
+
+    def _read(self, ref: Ref, state: _State, env: Env) -> jax.Array:
+        return state.tiles.read(ref, self._where(ref, env))
+
+    def _where(self, ref: Ref, env: Env) -> Any:
+        """Bytes from the start of scratch (exact), or of the root (live)."""
+        exact = self.fidelity == "exact"
+        return self._value_of(self.program.offset(ref) if exact else ref.offset, env)
+
+    def _write(
+        self, ref: Ref, value: jax.Array, state: _State, env: Env, mask: Any
+    ) -> _State:
+        chex.assert_shape(value, (*self.lead, *ref.shape))
+        chex.assert_type(value, ref.dtype.numpy)
+        if mask is not None:
+            stores = mask.reshape(-1, *(1 for _ in ref.shape))
+            value = jnp.where(stores, value, self._read(ref, state, env))
+        tiles = state.tiles.write(ref, self._where(ref, env), value)
+        return dataclasses.replace(state, tiles=tiles)
+
+    def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
+        window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
+        return hbm.load(
+            state.tensors[command.view.slot],
+            window,
+            command.other,
+            self.program.num_pes,
+        )
+
+    def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
+        tile = self._read(command.src, state, env)
+        window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
+        slot = command.view.slot
+        tensors = list(state.tensors)
+        tensors[slot] = hbm.store(
+            tensors[slot], window, tile, mask, self.program.num_pes
+        )
+        return dataclasses.replace(state, tensors=tuple(tensors))
+
+    def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:
+        """The row's function on the operands, each in the row's operand dtype."""
+        row, attrs = ops.TABLE[command.op], dict(command.attrs)
+        arguments = [
+            ops.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
+            for x in command.operands
+        ]
+        signature = row.infer(arguments, attrs)
+        values, axes = [], []
+        for operand, dtype in zip(
+            command.operands, signature.operand_dtypes, strict=True
+        ):
+            if isinstance(operand, Ref):
+                value = self._read(operand, state, env)
+                batched = bool(self.lead)
+            else:
+                value = self._scalar(operand, dtype, env)
+                batched = value.ndim > 0
+            values.append(value.astype(dtype.numpy))
+            axes.append(0 if batched else None)
+        compute = functools.partial(row.compute, self._rounding, **attrs)
+        if any(axis == 0 for axis in axes):
+            result = jax.vmap(compute, in_axes=tuple(axes))(*values)
+        else:
+            result = compute(*values)
+            if self.lead:
+                result = jnp.broadcast_to(result, (*self.lead, *result.shape))
+        if result.dtype != command.out.dtype.numpy:
+            result = self._rounding.cast(result, command.out.dtype)
+        return result
+
+    def _scalar(self, value: Expr | Scalar, dtype: DType, env: Env) -> jax.Array:
+        """A weak scalar in the operand's dtype, rounded once."""
+        found = self._value_of(value, env) if isinstance(value, Expr) else value
+        if isinstance(found, jax.Array):
+            return found
+        return jnp.asarray(np.asarray(found).astype(dtype.numpy))
+
+    # --- loops -----------------------------------------------------------------------
+
+    def _loop(self, loop: Loop, state: _State, env: Env, mask: Any) -> _State:
+        trip = self._value_of(loop.trip, env)
+        slots = _stored_slots(loop.body)
+
+        def carry_of(current: _State) -> Any:
+            stored = [current.tensors[slot] for slot in slots]
+            return current.tiles.carried(loop), stored
+
+        def resume(carry: Any) -> _State:
+            tiles, stored = carry
+            tensors = list(state.tensors)
+            for slot, tensor in zip(slots, stored, strict=True):
+                tensors[slot] = tensor
+            return _State(state.tiles.resumed(tiles), tuple(tensors))
+
+        def body(i: Any, carry: Any) -> Any:
+            active = mask
+            if not isinstance(trip, int) and trip.ndim:  # PEs run different counts
+                active = i < trip if mask is None else mask & (i < trip)
+            inner = {**env, loop.index: i}
+            return carry_of(self._block(loop.body, resume(carry), inner, active))
+
+        first = carry_of(state)
+        if isinstance(trip, int):
+            last, _ = lax.scan(
+                lambda carry, i: (body(i, carry), None),
+                first,
+                jnp.arange(trip, dtype=jnp.int32),
+            )
+        else:
+            longest = jnp.max(trip) if trip.ndim else trip
+            last = lax.fori_loop(0, longest, body, first)
+        return resume(last)
+
+
+def _stored_slots(block: Block) -> Sequence[int]:
+    return sorted({c.view.slot for c in walk(block) if isinstance(c, StoreCmd)})

@@ -1,0 +1,289 @@
+"""What a kernel holds: TensorHandle (bytes in TCM), HbmTensor and HbmView (HBM)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kbjax import errors, index
+from kbjax.index import Expr, Index
+from kbjax.program import Allocation, HbmRef, Ref, Shape, Span, TensorSpec, type_text
+from kbjax.site import Site, here
+
+if TYPE_CHECKING:
+    from kbjax.dtypes import DType
+
+
+@dataclass(frozen=True)
+class Slice:
+    """``ds(start, size)``: `size` elements from `start`, which may be symbolic."""
+
+    start: Expr
+    size: int
+
+
+def ds(start: object, size: object) -> Slice:
+    """A slice of static size at a start that may be symbolic.
+
+    Raises:
+      ShapeError: when the size is not a non-negative integer, or the start no integer.
+    """
+    first = index.as_expr(start)
+    if first is None:
+        raise errors.ShapeError(
+            "ds takes an integer start", site=here(), got=repr(start)
+        )
+    if isinstance(size, Index) and size.expr.is_const:
+        size = size.expr.const
+    if isinstance(size, Index) or index.as_expr(size) is None or int(size) < 0:  # type: ignore[call-overload]
+        raise errors.ShapeError(
+            "ds takes a static size of at least 0",
+            site=here(),
+            got=str(size),
+            remedy="Keep the size a Python integer; only the start may be symbolic",
+        )
+    return Slice(first, operator.index(size))  # type: ignore[arg-type]
+
+
+class TensorHandle:
+    """A tile in TCM: `shape`, `dtype`, and the bytes that `ref` names.
+
+    Arithmetic operators are those of the op table, by way of `tl`.
+    """
+
+    __slots__ = ("_context", "allocation", "made_by", "ref", "site")
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
+    space = "tcm"
+
+    def __init__(
+        self, context: Any, allocation: Allocation, ref: Ref, made_by: str, site: Site
+    ) -> None:
+        self._context, self.allocation, self.ref = context, allocation, ref
+        self.made_by, self.site = made_by, site
+
+    @property
+    def shape(self) -> Shape:
+        return self.ref.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.ref.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.ref.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.ref.nbytes
+
+    def to(self, dtype: object) -> TensorHandle:
+        """`tl.cast(self, dtype)`."""
+        return self._context.cast(self, dtype)
+
+    @property
+    def T(self) -> TensorHandle:
+        """`tl.trans(self)`: a math op with a slice of its own."""
+        return self._context.trans(self)
+
+    def __getitem__(self, key: object) -> TensorHandle:
+        return self._context.view_of(self, key)
+
+    def __bool__(self) -> bool:
+        raise errors.KernelError(
+            "`if` on a tile: its values are not known when the kernel is recorded",
+            site=here(),
+            got=str(self),
+            remedy="Select elements with tl.where(cond, a, b)",
+        )
+
+    def _as_python(self, *_: object) -> Any:
+        raise errors.KernelError(
+            "a tile has no Python value when the kernel is recorded",
+            site=here(),
+            got=str(self),
+            remedy="Keep the computation in tl operations",
+        )
+
+    __iter__ = __len__ = __float__ = __int__ = __index__ = __array__ = _as_python
+
+    def __setitem__(self, key: object, value: object) -> None:
+        raise errors.KernelError(
+            "a tile is not assigned to by index",
+            site=here(),
+            remedy="Write a whole tile with tl.copy_to(dst, src)",
+        )
+
+    def __str__(self) -> str:
+        return f"{type_text(self.shape, self.dtype)} made at {self.site}"
+
+    __repr__ = __str__
+
+
+def _install_operators() -> None:
+    """`a + b` is ``tl.add(a, b)`` and so on; `b + a` with a scalar likewise."""
+
+    def forward(name: str) -> Callable[[TensorHandle, object], Any]:
+        return lambda self, other: self._context.apply(name, self, other)
+
+    def reflected(name: str) -> Callable[[TensorHandle, object], Any]:
+        return lambda self, other: self._context.apply(name, other, self)
+
+    for dunder, name in BINARY_OPERATORS.items():
+        setattr(TensorHandle, f"__{dunder}__", forward(name))
+        if dunder not in ("lt", "le", "gt", "ge", "eq", "ne"):
+            setattr(TensorHandle, f"__r{dunder}__", reflected(name))
+
+
+# Python's operator method -> row of the op table.
+BINARY_OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div",
+    "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
+}  # fmt: skip
+_install_operators()
+
+
+def _needs_load(self: HbmView, *_: object) -> Any:
+    raise errors.MemorySpaceError(
+        f"{self} is in HBM, and arithmetic works on tiles in TCM",
+        site=here(),
+        remedy="tl.load it first",
+    )
+
+
+class HbmView:
+    """A rectangle of an HBM tensor: `x[...]` with ints, slices and `tl.ds`; `.T`."""
+
+    __slots__ = ("ref", "spec")
+    __hash__ = object.__hash__
+    __array_ufunc__ = None
+    space = "hbm"
+
+    def __init__(self, spec: TensorSpec, ref: HbmRef) -> None:
+        self.spec, self.ref = spec, ref
+
+    @property
+    def shape(self) -> Shape:
+        return self.ref.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.ref.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.ref.axes)
+
+    @property
+    def T(self) -> HbmView:
+        """The axes reversed; the DMA engine transposes."""
+        return self._with(replace(self.ref, axes=self.ref.axes[::-1]))
+
+    def _with(self, ref: HbmRef) -> HbmView:
+        return HbmView(self.spec, ref)
+
+    def __getitem__(self, key: object) -> HbmView:
+        keys = list(key) if isinstance(key, tuple) else [key]
+        dots = [at for at, one in enumerate(keys) if one is Ellipsis]
+        if len(dots) == 1:
+            keys[dots[0] : dots[0] + 1] = [slice(None)] * (self.ndim - len(keys) + 1)
+        if len(keys) > self.ndim or len(dots) > 1:
+            raise errors.ShapeError(
+                f"{len(keys)} indices into a view of {self.ndim} axes",
+                site=here(),
+                got=f"{self.spec.name} of shape {self.shape}",
+            )
+        keys += [slice(None)] * (self.ndim - len(keys))
+        spans, axes = list(self.ref.spans), []
+        for axis, one in zip(self.ref.axes, keys, strict=True):
+            spans[axis], keeps = self._narrow(spans[axis], one)
+            if keeps:
+                axes.append(axis)
+        return self._with(replace(self.ref, spans=tuple(spans), axes=tuple(axes)))
+
+    def _narrow(self, span: Span, key: object) -> tuple[Span, bool]:
+        """The part of `span` that `key` picks; whether the axis stays."""
+        if isinstance(key, slice):
+            if key == slice(None):
+                return span, True
+            start, size = self._static_slice(span, key)
+            picked, keeps = index.const(start), True
+        elif isinstance(key, Slice):
+            picked, size, keeps = key.start, key.size, True
+        else:
+            found = index.as_expr(key)
+            if found is None or isinstance(key, bool):
+                raise errors.ShapeError(
+                    "an HBM view takes ints, slices and tl.ds(start, size)",
+                    site=here(),
+                    got=repr(key),
+                )
+            picked, size, keeps = found, 1, False
+            if picked.is_const and -span.size <= picked.const < 0:
+                picked = index.const(picked.const + span.size)
+        # What exists of a view is what lies in it and, where it has a tail, exists.
+        low, high = span.start, index.add(span.start, index.const(span.size))
+        if span.valid is not None:
+            low = index.maximum(low, span.valid[0])
+            high = index.minimum(high, span.valid[1])
+        start_expr = index.add(span.start, picked)
+        inside = picked.is_const and 0 <= picked.const <= span.size - size
+        if inside and span.valid is None:
+            return Span(start_expr, size), keeps
+        return Span(start_expr, size, (low, high)), keeps
+
+    def _static_slice(self, span: Span, key: slice) -> tuple[int, int]:
+        if key.step not in (None, 1):
+            raise errors.ShapeError(
+                "a view has step 1",
+                site=here(),
+                got=f"step {key.step}",
+                remedy="Load the rows and select with tl.where, or store a strided "
+                "array as more axes",
+            )
+        ends = []
+        for end, default in ((key.start, 0), (key.stop, span.size)):
+            if isinstance(end, Index):
+                raise errors.ShapeError(
+                    "a slice with a symbolic end has no static size",
+                    site=here(),
+                    remedy="Use tl.ds(start, size)",
+                )
+            value = default if end is None else operator.index(end)
+            # Python clamps here; a PE would not, so only the sign is Python's.
+            ends.append(value + span.size if value < 0 else value)
+        return ends[0], max(ends[1] - ends[0], 0)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        raise errors.MemorySpaceError(
+            f"{self.spec.name} is in HBM and is not assigned to",
+            site=here(),
+            remedy="Write it with tl.store(view, tile)",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _needs_load
+    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _needs_load
+    __neg__ = __bool__ = __iter__ = __float__ = __array__ = _needs_load
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __str__(self) -> str:
+        return f"{self.ref} of {type_text(self.spec.shape, self.spec.dtype)}"
+
+    __repr__ = __str__
+
+
+class HbmTensor(HbmView):
+    """A kernel argument: a whole tensor in HBM."""
+
+    __slots__ = ()
+
+    def __init__(self, spec: TensorSpec, slot: int) -> None:
+        spans = tuple(Span(index.ZERO, size) for size in spec.shape)
+        axes = tuple(range(len(spec.shape)))
+        ref = HbmRef(slot, spec.name, spans, axes, spec.dtype)
+        super().__init__(spec, ref)

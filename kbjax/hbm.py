@@ -1,0 +1,310 @@
+"""Loads and stores on HBM arrays: slices with a PE axis, and tails.
+
+An array is (P, *shape) where it is split over `P` PEs, else (*shape). A start is an
+integer, a traced int32 scalar where all PEs agree, or a (P,) vector. JAX clamps a slice
+that leaves its array and raises nothing, so a span that is not proven to lie inside
+(`Span.valid`) is cut at its tail here, and only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kbjax import errors
+from kbjax.program import HbmRef
+
+
+@dataclass(frozen=True)
+class Window:
+    """An `HbmRef` with its symbolic integers evaluated.
+
+    Attributes:
+      starts: an axis each.
+      valid: an axis each: the range of elements that exist, or None where proven.
+      sizes: an axis each.
+      axes: the tensor axes that the tile shows, in its order.
+    """
+
+    starts: tuple[Any, ...]
+    valid: tuple[tuple[Any, Any] | None, ...]
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(ref: HbmRef, value: Any) -> Window:
+        """`value` evaluates an expression."""
+        return Window(
+            tuple(value(span.start) for span in ref.spans),
+            tuple(
+                None
+                if span.valid is None
+                else (value(span.valid[0]), value(span.valid[1]))
+                for span in ref.spans
+            ),
+            tuple(span.size for span in ref.spans),
+            ref.axes,
+        )
+
+    @property
+    def varies(self) -> bool:
+        """Whether PEs look at different places."""
+        ends = [end for pair in self.valid if pair is not None for end in pair]
+        return any(jnp.ndim(x) for x in (*self.starts, *ends))
+
+    def batch_axes(self) -> Window:
+        """`vmap`'s in_axes: 0 where a field differs by PE."""
+
+        def axis(x: Any) -> int | None:
+            return 0 if jnp.ndim(x) else None
+
+        return Window(
+            tuple(axis(x) for x in self.starts),
+            tuple(None if p is None else (axis(p[0]), axis(p[1])) for p in self.valid),
+            self.sizes,
+            self.axes,
+        )
+
+
+def load(array: jax.Array, window: Window, other: Any, num_pes: int) -> jax.Array:
+    """The tile that the window shows: its shape, with a PE axis where `num_pes` > 1.
+
+    Args:
+      array: (*shape) or (P, *shape).
+      window: what to load.
+      other: fills elements that do not exist.
+      num_pes: P.
+    """
+    rank = len(window.sizes)
+    split = array.ndim > rank
+    if num_pes > 1 and window.varies:
+        return jax.vmap(
+            lambda a, starts, valid: _load_one(
+                a, Window(starts, valid, window.sizes, window.axes), other
+            ),
+            in_axes=(0 if split else None, *_fields(window)),
+        )(array, window.starts, window.valid)
+    tile = _load_one(array, window, other)
+    if num_pes > 1 and not split:
+        tile = jnp.broadcast_to(tile, (num_pes, *tile.shape))
+    return tile
+
+
+def _fields(window: Window) -> tuple[Any, Any]:
+    axes = window.batch_axes()
+    return axes.starts, axes.valid
+
+
+def _load_one(array: jax.Array, window: Window, other: Any) -> jax.Array:
+    lead = array.ndim - len(window.sizes)
+    lengths = array.shape[lead:]
+    sizes = [min(n, length) for n, length in zip(window.sizes, lengths, strict=True)]
+    starts = [
+        s if valid is None else _clip(s, 0, length - n)
+        for s, valid, n, length in zip(
+            window.starts, window.valid, sizes, lengths, strict=True
+        )
+    ]
+    block = _slice(array, lead, starts, sizes)
+    for axis, valid in enumerate(window.valid):
+        if valid is not None:
+            filler = jnp.asarray(0 if other is None else other, array.dtype)
+            block = _shift_in(
+                block, lead + axis, window.starts[axis] - starts[axis],
+                window.sizes[axis], filler,
+            )  # fmt: skip
+            block = _fill_outside(
+                block, lead + axis, window.starts[axis], valid, lengths[axis], filler
+            )
+    return _shown(block, window, lead)
+
+
+def _slice(
+    array: jax.Array, lead: int, starts: Sequence[Any], sizes: Sequence[int]
+) -> jax.Array:
+    whole = (*array.shape[:lead], *sizes)
+    if whole == array.shape:
+        return array
+    if all(isinstance(s, int) for s in starts):
+        first = (*(0 for _ in range(lead)), *starts)
+        last = tuple(f + n for f, n in zip(first, whole, strict=True))
+        return lax.slice(array, first, last)
+    return lax.dynamic_slice(array, _int32(lead, starts), whole)
+
+
+def _int32(lead: int, starts: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(jnp.int32(s) for s in (*(0 for _ in range(lead)), *starts))
+
+
+def _clip(x: Any, low: int, high: int) -> Any:
+    if isinstance(x, int):
+        return min(max(x, low), high)
+    return jnp.clip(x, low, high)
+
+
+def _shift_in(
+    block: jax.Array, axis: int, shift: Any, size: int, filler: jax.Array
+) -> jax.Array:
+    """`size` elements of ``filler.. block filler..`` from `shift` elements into the
+    block (a clamped slice put back where it was asked for)."""
+    shape = list(block.shape)
+    have = shape[axis]
+    shape[axis] = size
+    pad = jnp.broadcast_to(filler, shape)
+    padded = jnp.concatenate([pad, block, pad], axis=axis)
+    at = _clip(shift + size, 0, size + have)
+    return lax.dynamic_slice_in_dim(padded, jnp.int32(at), size, axis=axis)
+
+
+def _fill_outside(
+    block: jax.Array,
+    axis: int,
+    start: Any,
+    valid: tuple[Any, Any],
+    length: int,
+    filler: jax.Array,
+) -> jax.Array:
+    """Filler also where elements exist in the tensor but not in the view."""
+    low, high = valid
+    if isinstance(low, int) and isinstance(high, int) and (low, high) == (0, length):
+        return block
+    element = lax.broadcasted_iota(jnp.int32, block.shape, axis) + start
+    return jnp.where((element >= low) & (element < high), block, filler)
+
+
+def _shown(block: jax.Array, window: Window, lead: int) -> jax.Array:
+    """(*lead, *tensor axes) -> (*lead, *shown axes), in the view's order."""
+    hidden = [axis for axis in range(len(window.sizes)) if axis not in window.axes]
+    order = (*range(lead), *(lead + axis for axis in (*hidden, *window.axes)))
+    if order != tuple(range(len(order))):
+        block = jnp.transpose(block, order)
+    shape = tuple(window.sizes[axis] for axis in window.axes)
+    return block.reshape(*block.shape[:lead], *shape)
+
+
+def _hidden_again(tile: jax.Array, window: Window, lead: int) -> jax.Array:
+    """The inverse of `_shown`."""
+    rank = len(window.sizes)
+    hidden = [axis for axis in range(rank) if axis not in window.axes]
+    tile = tile.reshape(*tile.shape[:lead], *(1 for _ in hidden), *tile.shape[lead:])
+    order = [*hidden, *window.axes]
+    back = [lead + order.index(axis) for axis in range(rank)]
+    if back != list(range(lead, lead + rank)):
+        tile = jnp.transpose(tile, (*range(lead), *back))
+    return tile
+
+
+def store(
+    array: jax.Array, window: Window, tile: jax.Array, mask: Any, num_pes: int
+) -> jax.Array:
+    """`array` with the tile written where the window shows.
+
+    Args:
+      array: (*shape) or (P, *shape).
+      window: where to write.
+      tile: the window's shape, with a PE axis where `num_pes` > 1.
+      mask: (P,) bool, which PEs store, or None for all.
+      num_pes: P.
+    """
+    rank = len(window.sizes)
+    if num_pes == 1 or (array.ndim > rank and not window.varies):
+        return _store_one(array, window, tile, mask)
+    if array.ndim > rank:
+
+        def one(a: Any, starts: Any, valid: Any, t: Any, m: Any) -> jax.Array:
+            return _store_one(a, Window(starts, valid, window.sizes, window.axes), t, m)
+
+        axes = (0, *_fields(window), 0, None if mask is None else 0)
+        return jax.vmap(one, in_axes=axes)(
+            array, window.starts, window.valid, tile, mask
+        )
+    return _store_in_turn(array, window, tile, mask, num_pes)
+
+
+def _store_in_turn(
+    array: jax.Array, window: Window, tile: jax.Array, mask: Any, num_pes: int
+) -> jax.Array:
+    """All PEs write to one array; their ranges are disjoint, so order is no matter."""
+
+    def at(x: Any, pe: Any) -> Any:
+        return x[pe] if jnp.ndim(x) else x
+
+    def one(pe: Any, written: jax.Array) -> jax.Array:
+        mine = Window(
+            tuple(at(s, pe) for s in window.starts),
+            tuple(
+                None if v is None else (at(v[0], pe), at(v[1], pe))
+                for v in window.valid
+            ),
+            window.sizes,
+            window.axes,
+        )
+        return _store_one(written, mine, tile[pe], None if mask is None else mask[pe])
+
+    return lax.fori_loop(0, num_pes, one, array)
+
+
+def _store_one(
+    array: jax.Array, window: Window, tile: jax.Array, mask: Any
+) -> jax.Array:
+    lead = array.ndim - len(window.sizes)
+    lengths = array.shape[lead:]
+    if 0 in lengths:
+        return array
+    tile = _hidden_again(tile, window, lead)
+    sizes = [min(n, length) for n, length in zip(window.sizes, lengths, strict=True)]
+    starts: list[Any] = list(window.starts)
+    exists: Any = None
+    for axis, valid in enumerate(window.valid):
+        if valid is None:
+            continue
+        start = window.starts[axis]
+        starts[axis] = _clip(start, 0, lengths[axis] - sizes[axis])
+        filler = jnp.zeros((), tile.dtype)
+        shift = starts[axis] - start
+        tile = _shift_in(tile, lead + axis, shift, sizes[axis], filler)
+        element = lax.broadcasted_iota(jnp.int32, tile.shape, lead + axis)
+        element = element + starts[axis]
+        kept = (element >= valid[0]) & (element < valid[1])
+        kept &= (element >= start) & (element < start + window.sizes[axis])
+        exists = kept if exists is None else exists & kept
+    if mask is not None:
+        stores = jnp.asarray(mask)
+        stores = stores.reshape(stores.shape + (1,) * (tile.ndim - stores.ndim))
+        stores = jnp.broadcast_to(stores, tile.shape)
+        exists = stores if exists is None else exists & stores
+    if exists is not None:
+        exists = jnp.broadcast_to(exists, tile.shape)
+        tile = jnp.where(exists, tile, _slice(array, lead, starts, sizes))
+    if tile.shape == array.shape:
+        return tile
+    return lax.dynamic_update_slice(array, tile, _int32(lead, starts))
+
+
+def fresh(
+    shape: tuple[int, ...], dtype: Any, value: Any, lead: tuple[int, ...]
+) -> jax.Array:
+    """An output before any store: NaN, or the smallest integer."""
+    return jnp.full((*lead, *shape), value, dtype)
+
+
+def split(array: jax.Array, axis: int | None, num_pes: int, name: str) -> jax.Array:
+    """The caller's array with its PE axis first.
+
+    Raises:
+      ShapeError: when the axis is missing or is not `num_pes` long.
+    """
+    if num_pes == 1 or axis is None:
+        return array
+    if not -array.ndim <= axis < array.ndim or array.shape[axis] != num_pes:
+        raise errors.ShapeError(
+            f"argument {name} is not split over {num_pes} PEs on axis {axis}",
+            got=f"shape {array.shape}",
+            remedy="Give in_axes the axis that has one entry a PE, or None",
+        )
+    return jnp.moveaxis(array, axis, 0)

@@ -1,0 +1,361 @@
+"""The commands of a recorded kernel, and `Program`, which prints readably.
+
+A command reads and writes references: bytes of an allocation (`Ref`) or of an HBM
+tensor (`HbmRef`), affine in the indices of the loops around it. `Loop` and `Scope`
+hold commands. Everything is frozen; both phases read the same program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kbjax import index
+from kbjax.dtypes import DType
+from kbjax.hardware import Hardware
+from kbjax.index import Expr, Var
+from kbjax.site import Site
+
+Shape = tuple[int, ...]
+
+
+def type_text(shape: Shape, dtype: DType) -> str:
+    """``float32[8,128]``."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+# --- references ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Contiguous bytes of allocation `root`, starting `offset` bytes into it."""
+
+    root: int
+    offset: Expr
+    shape: Shape
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.nbytes
+
+    def __str__(self) -> str:
+        at = "" if self.offset == index.ZERO else f"+{self.offset}"
+        return f"%{self.root}{at}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One axis of an HBM view: `size` elements from `start`.
+
+    `valid` is None where the span is proven to lie inside the tensor; else the range
+    [low, high) of elements that exist.
+    """
+
+    start: Expr
+    size: int
+    valid: tuple[Expr, Expr] | None = None
+
+    def __str__(self) -> str:
+        if self.start.is_const:
+            return f"{self.start.const}:{self.start.const + self.size}"
+        return f"{self.start}:+{self.size}"
+
+
+@dataclass(frozen=True)
+class HbmRef:
+    """A view of HBM tensor `slot`: a span an axis of the tensor, and `axes`, which
+    tensor axes the view shows, in its order (the others have size 1)."""
+
+    slot: int
+    name: str
+    spans: tuple[Span, ...]
+    axes: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.spans[axis].size for axis in self.axes)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.nbytes
+
+    @property
+    def has_tail(self) -> bool:
+        return any(span.valid is not None for span in self.spans)
+
+    def __str__(self) -> str:
+        shown = f"{self.name}[{', '.join(map(str, self.spans))}]"
+        order = [axis for axis in range(len(self.spans)) if axis in self.axes]
+        return shown if order == list(self.axes) else f"{shown}.T"
+
+
+Scalar = bool | int | float
+Operand = Ref | Expr | Scalar
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A slice of scratch: what one `tl` call was given.
+
+    `cursor_bytes` is its offset in the arena in iteration 0 of every loop in `loops`;
+    a loop that grows by g bytes an iteration adds g times its index.
+    """
+
+    uid: int
+    op: str
+    shape: Shape
+    dtype: DType
+    nbytes: int
+    aligned_bytes: int
+    cursor_bytes: int
+    loops: tuple[Var, ...]
+    scope_depth: int
+    site: Site = field(compare=False)
+
+
+# --- commands ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What one `tl` call asks the hardware to do, and the kernel line that asked."""
+
+    site: Site = field(compare=False)
+    scope_depth: int
+    cursor_bytes: int
+
+    op = "?"
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return ()
+
+    @property
+    def writes(self) -> Ref | None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadCmd(Command):
+    """HBM -> TCM. `other` fills what a tail leaves out."""
+
+    view: HbmRef
+    out: Ref
+    other: Scalar | None = None
+
+    op = "load"
+
+    @property
+    def writes(self) -> Ref:
+        return self.out
+
+    def __str__(self) -> str:
+        other = "" if self.other is None else f", other={self.other}"
+        return f"{self.out} = load {self.view}{other}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreCmd(Command):
+    """TCM -> HBM. Elements outside a span's valid range are dropped."""
+
+    view: HbmRef
+    src: Ref
+
+    op = "store"
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.src,)
+
+    def __str__(self) -> str:
+        return f"store {self.view}, {self.src}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCmd(Command):
+    """A row of the op table applied to operands."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    out: Ref
+    attrs: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(x for x in self.operands if isinstance(x, Ref))
+
+    @property
+    def writes(self) -> Ref:
+        return self.out
+
+    def __str__(self) -> str:
+        shown = [*map(str, self.operands), *(f"{k}={v}" for k, v in self.attrs)]
+        return f"{self.out} = {self.op} {', '.join(shown)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyCmd(Command):
+    """TCM -> TCM on the vector engine (ADR-0063, D3.1)."""
+
+    src: Ref
+    dst: Ref
+    nbytes: int
+    data_op: bool = True
+
+    op = "copy"
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> Ref:
+        return self.dst
+
+    def __str__(self) -> str:
+        return f"copy {self.dst}, {self.src}"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`body`, run for ``index = 0 .. trip - 1``; each iteration leaves the cursor
+    `growth_bytes` higher."""
+
+    index: Var
+    body: Block
+    growth_bytes: int
+    shown: str
+    site: Site = field(compare=False)
+
+    @property
+    def trip(self) -> Expr:
+        return self.index.trip
+
+
+@dataclass(frozen=True)
+class Scope:
+    """`body`, after which the cursor goes back to `mark_bytes`."""
+
+    body: Block
+    mark_bytes: int
+    name: str
+    site: Site = field(compare=False)
+
+
+Statement = LoadCmd | StoreCmd | OpCmd | CopyCmd | Loop | Scope
+Block = tuple[Statement, ...]
+
+
+# --- the program ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An HBM tensor as one PE sees it. `pe_axis` is the axis of the caller's array
+    that is split over PEs, or None where all PEs see the same array."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+    pe_axis: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {type_text(self.shape, self.dtype)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A recorded kernel.
+
+    Attributes:
+      slots: the HBM tensors: inputs, then the outputs that alias no input.
+      output_slots: the slot of each output.
+      allocations: every slice of scratch, by uid.
+      growth_bytes: what each rolled loop adds to the cursor an iteration.
+      peak_scratch: bytes, exact over all iterations.
+      exit_cursor_bytes: the cursor at the kernel's end.
+      live_at_exit: uids of the allocations whose handles are alive then.
+      contract_kept: False where `checks` let a broken scope contract pass, so that
+        only exact replay is right.
+    """
+
+    name: str
+    slots: tuple[TensorSpec, ...]
+    num_inputs: int
+    output_slots: tuple[int, ...]
+    num_pes: int
+    program_id: Var
+    hardware: Hardware
+    commands: Block
+    allocations: Mapping[int, Allocation]
+    growth_bytes: Mapping[Var, int]
+    peak_scratch: int
+    exit_cursor_bytes: int
+    live_at_exit: tuple[int, ...]
+    contract_kept: bool = True
+
+    def offset(self, ref: Ref) -> Expr:
+        """Bytes from the start of the scratch region, affine in the loop indices."""
+        allocation = self.allocations[ref.root]
+        total = index.add(index.const(allocation.cursor_bytes), ref.offset)
+        for loop in allocation.loops:
+            grown = index.scale(index.var(loop), self.growth_bytes.get(loop, 0))
+            total = index.add(total, grown)
+        return total
+
+    def address(self, ref: Ref) -> Expr:
+        """The absolute TCM address: `scratch_base` plus `offset`."""
+        return index.add(
+            index.const(self.hardware.pe_tcm.scratch_base), self.offset(ref)
+        )
+
+    def walk(self) -> Iterator[Statement]:
+        """Every statement once, loops and scopes before their bodies."""
+        return walk(self.commands)
+
+    def __str__(self) -> str:
+        budget = self.hardware.pe_tcm.scratch_bytes
+        shown = ", ".join(str(slot) for slot in self.slots)
+        head = [
+            f"kernel {self.name}({shown})"
+            + (f" on {self.num_pes} PEs" if self.num_pes > 1 else ""),
+            f"peak scratch {self.peak_scratch:,} of {budget:,} B",
+        ]
+        return "\n".join(head + list(self._lines(self.commands, 1)))
+
+    def _lines(self, block: Block, indent: int) -> Iterator[str]:
+        pad = "  " * indent
+        for item in block:
+            if isinstance(item, Loop):
+                grows = f", +{item.growth_bytes} B" if item.growth_bytes else ""
+                yield f"{pad}loop {item.shown}, trips {item.trip}{grows}  # {item.site}"
+                yield from self._lines(item.body, indent + 1)
+            elif isinstance(item, Scope):
+                name = f" {item.name!r}" if item.name else ""
+                yield f"{pad}scope{name}, rewinds to {item.mark_bytes:#x}  # {item.site}"
+                yield from self._lines(item.body, indent + 1)
+            else:
+                yield f"{pad}{item}{self._where(item)}  # {item.site}"
+
+    def _where(self, command: Command) -> str:
+        out = command.writes or command.reads[0]
+        where = self.address(out)
+        at = f"{where.const:#x}" if where.is_const else str(where)
+        kind = type_text(out.shape, out.dtype)
+        return f"  {kind} @ {at}, depth {command.scope_depth}"
+
+
+def walk(block: Block) -> Iterator[Statement]:
+    """Every statement once, loops and scopes before their bodies."""
+    for item in block:
+        yield item
+        if isinstance(item, Loop | Scope):
+            yield from walk(item.body)

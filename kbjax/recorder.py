@@ -1,0 +1,287 @@
+"""One recording: the blocks being filled, the loops and scopes that are open, and what
+a rolled loop's body may not do.
+
+The body of a rolled loop is recorded twice. The second recording must equal the first;
+where it does not, the body carries Python state from one iteration to the next, which
+one loop body cannot mean.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kbjax import errors, index
+from kbjax.allocator import Arena
+from kbjax.handle import TensorHandle
+from kbjax.index import Domain, Expr, Index, Var
+from kbjax.program import Block, Loop, Ref, Scope, Statement
+from kbjax.site import Site, here, kernel_frame
+
+Checks = Literal["error", "warn", "off"]
+_LOOP_TARGET = re.compile(r"\bfor\s+(\w+)\s+in\b")
+
+
+@dataclass
+class Recorder:
+    """What `TLContext` writes into. `written` holds the roots that have had bytes
+    written; `pending` is an error to raise at the next call."""
+
+    arena: Arena
+    program_id: Var
+    domain: Domain = Domain()
+    growth_bytes: dict[Var, int] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
+    pending: errors.KbjaxError | None = None
+    _blocks: list[list[Statement]] = field(default_factory=lambda: [[]])
+    _next_var: int = 1
+
+    def enter_call(self) -> Site:
+        """The kernel line of the `tl` call that begins; raises what is pending."""
+        self.raise_pending()
+        return here()
+
+    def raise_pending(self) -> None:
+        if self.pending is not None:
+            error, self.pending = self.pending, None
+            raise error
+
+    def emit(self, command: Statement) -> None:
+        self._blocks[-1].append(command)
+
+    def finish(self) -> Block:
+        self.raise_pending()
+        (block,) = self._blocks
+        return tuple(block)
+
+    # --- scopes ----------------------------------------------------------------------
+
+    def open_scope(self, site: Site) -> int:
+        self._blocks.append([])
+        return self.arena.enter_scope(site)
+
+    def close_scope(self, name: str, site: Site, mark: int) -> None:
+        """Rewind. What was recorded stays, also where an exception ends the scope."""
+        body = tuple(self._blocks.pop())
+        self.arena.exit_scope()
+        if body:
+            self.emit(Scope(body, mark, name, site))
+
+    # --- rolled loops ----------------------------------------------------------------
+
+    def loop(self, start: Expr, stop: Expr, step: int, site: Site) -> Iterator[Index]:
+        """Record the body of ``for i in range(start, stop, step)`` as one `Loop`."""
+        trip = index.checked(index.trip_count(start, stop, step), self.domain)
+        loop_index = Var(self._next_var, _target_name(site, self._next_var), trip)
+        self._next_var += 1
+        outside, first_var = self.domain, self._next_var
+        inside = outside.inside(loop_index)
+        value = Index(
+            index.checked(
+                index.add(start, index.scale(index.var(loop_index), step)), inside
+            ),
+            inside,
+        )
+        runs = not inside.never_runs()
+        self.arena.enter_loop(loop_index, site, runs)
+        recordings: list[_Recording] = []
+        for _ in range(2):
+            self.domain = inside
+            depth = len(self._blocks)
+            self._blocks.append([])
+            before = dict(kernel_frame().f_locals)
+            try:
+                yield value
+                self.raise_pending()
+            except GeneratorExit:
+                self._drop_loop(depth, outside)
+                self.pending = _left_early(site)
+                raise
+            except errors.KbjaxError:
+                self._drop_loop(depth, outside)
+                raise
+            block, growth = self._blocks.pop(), self.arena.end_iteration()
+            recordings.append(_Recording(tuple(block), growth, before))
+            self.domain = outside
+            if len(recordings) == 1:
+                first_uid = self.arena.restart_iteration()
+                self.written = {uid for uid in self.written if uid < first_uid}
+                self._next_var = first_var
+        first, second = recordings
+        try:
+            self._check_alike(first, second, loop_index.name, site)
+            if second.growth_bytes and not trip.is_const:
+                raise errors.KernelError(
+                    f"each iteration leaves the cursor {second.growth_bytes:,} B higher "
+                    f"in a loop whose trip count {trip} is symbolic, so later addresses "
+                    "would not be static",
+                    site=site,
+                    remedy="Put the body inside `with tl.scratch_scope():`",
+                )
+        except errors.KbjaxError:
+            self.arena.abandon_loop()
+            raise
+        growth = self.arena.exit_loop(trip.const if trip.is_const else None)
+        if runs and second.block:
+            self.growth_bytes[loop_index] = growth
+            spelled = str(value)
+            named = spelled == loop_index.name
+            shown = loop_index.name if named else f"{loop_index.name} -> {spelled}"
+            self.emit(Loop(loop_index, second.block, growth, shown, site))
+
+    def _drop_loop(self, depth: int, outside: Domain) -> None:
+        del self._blocks[depth:]
+        self.arena.abandon_loop()
+        self.domain = outside
+
+    def _check_alike(
+        self,
+        first: _Recording,
+        second: _Recording,
+        loop_name: str,
+        site: Site,
+    ) -> None:
+        if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
+            return
+        changed = carried_names(first.locals_before, second.locals_before, loop_name)
+        a, b = _first_difference(first.block, second.block)
+        shown = f" ({', '.join(changed)})" if changed else ""
+        raise errors.KernelError(
+            f"the body of this tl.range changes from one iteration to the next, because "
+            f"it carries Python state{shown}",
+            site=_site_of(b) or _site_of(a) or site,
+            got=f"`{a}` in the first iteration, `{b}` in the second",
+            remedy="Keep the state in a tile written with tl.copy_to, compute it from "
+            "the loop index, or unroll with tl.static_range",
+        )
+
+    # --- what may be used ------------------------------------------------------------
+
+    def use_index(self, value: Expr, site: Site) -> Expr:
+        """`value`, refused where it holds the index of a loop that has ended."""
+        known = {self.program_id, *self.domain.loops}
+        for variable in index.variables(value):
+            if variable not in known:
+                raise errors.KernelError(
+                    f"the loop index {variable.name} is used after its loop",
+                    site=site,
+                    remedy="Use it inside the loop, or compute the last value from the "
+                    "loop's bounds",
+                )
+        return value
+
+    def lifetime_error(
+        self, handle: TensorHandle, site: Site
+    ) -> errors.KbjaxError | None:
+        """Why `handle` may not be used at `site`, or None while it is alive."""
+        death = self.arena.death_of(handle.allocation)
+        if death is None:
+            return None
+        if death.cause == "scope":
+            return errors.UseAfterScopeError(
+                f"a tile is used after its scratch_scope has ended: it was made at "
+                f"{handle.site}, the scope of {death.site} ended, and it is used at "
+                f"{site}",
+                site=site,
+                got=str(handle),
+                remedy="Copy it to a tile made outside the scope, with tl.copy_to, "
+                "before the scope ends",
+            )
+        open_sites = [self.arena.loop_sites[loop] for loop in self.domain.loops]
+        if death.site not in open_sites:
+            return errors.UseAfterScopeError(
+                f"a tile made in a tl.range body is used after that iteration: it was "
+                f"made at {handle.site}, the loop of {death.site} ended, and it is used "
+                f"at {site}",
+                site=site,
+                got=str(handle),
+                remedy="Make the tile before the loop and write it in the body with "
+                "tl.copy_to",
+            )
+        names = [n for n, v in kernel_frame().f_locals.items() if v is handle]
+        shown = f"`{names[0]}`" if names else "a tile"
+        return errors.KernelError(
+            f"{shown} carries a tile from one iteration of the tl.range at {death.site} "
+            f"to the next: it was made at {handle.site}, and its bytes died with its "
+            "iteration",
+            site=site,
+            got=str(handle),
+            remedy=f"Make {shown} before the loop and update it with "
+            f"tl.copy_to({names[0] if names else 'dst'}, new)",
+        )
+
+    def mark_written(self, ref: Ref) -> None:
+        self.written.add(ref.root)
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """One recording of a body, and the kernel's variables when it began."""
+
+    block: Block
+    growth_bytes: int
+    locals_before: Mapping[str, Any]
+
+
+def carried_names(
+    before: Mapping[str, Any], after: Mapping[str, Any], loop_name: str
+) -> list[str]:
+    """Kernel variables that one recording of a body left with another value."""
+
+    def same(a: Any, b: Any) -> bool:
+        if a is b:
+            return True
+        if isinstance(a, Index) and isinstance(b, Index):
+            return a.expr == b.expr
+        plain = (bool, int, float, str, tuple, list)
+        return isinstance(a, plain) and type(a) is type(b) and repr(a) == repr(b)
+
+    return [
+        f"`{name}`: {_shown(before[name])}, then {_shown(value)}"
+        for name, value in after.items()
+        if name != loop_name and name in before and not same(before[name], value)
+    ]
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _left_early(site: Site) -> errors.KernelError:
+    return errors.KernelError(
+        "a tl.range body was left by break, return or an exception, and one loop body "
+        "stands for all iterations",
+        site=site,
+        remedy="Use tl.where to select values, or tl.static_range to unroll",
+    )
+
+
+def _target_name(site: Site, uid: int) -> str:
+    """The loop variable's name in the source, for messages and printing."""
+    found = _LOOP_TARGET.search(linecache.getline(site.file, site.line))
+    return found.group(1) if found else f"i{uid}"
+
+
+def _first_difference(
+    first: Block, second: Block
+) -> tuple[Statement | str, Statement | str]:
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            if isinstance(a, Loop | Scope) and type(a) is type(b):
+                inner = _first_difference(a.body, b.body)  # type: ignore[union-attr]
+                if inner[0] != inner[1]:
+                    return inner
+            return a, b
+    n = min(len(first), len(second))
+    ends: list[Statement | str] = [
+        block[n] if len(block) > n else "nothing" for block in (first, second)
+    ]
+    return ends[0], ends[1]
+
+
+def _site_of(item: Statement | str) -> Site | None:
+    return None if isinstance(item, str) else item.site

@@ -1,0 +1,58 @@
+"""Where in the kernel a call was made: the innermost frame outside kbjax."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, TracebackType
+
+_PACKAGE = Path(__file__).resolve().parent
+_KERNELS = _PACKAGE / "kernels"  # shipped kernels are user code, wherever installed
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of kernel source; prints as ``file.py:12``."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@lru_cache(maxsize=4096)
+def is_internal(filename: str) -> bool:
+    """True for kbjax's own source files, which no error may point at."""
+    parents = Path(filename).resolve().parents
+    return _PACKAGE in parents and _KERNELS not in parents
+
+
+def kernel_frame() -> FrameType:
+    """The innermost running frame that is not kbjax's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    assert frame is not None, "kbjax was entered from outside kbjax"
+    return frame
+
+
+def here() -> Site:
+    """The kernel line that is being executed."""
+    frame = kernel_frame()
+    return Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def without_internal_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback that shows the user's frames only."""
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not is_internal(trace.tb_frame.f_code.co_filename):
+            kept.append(trace)
+        trace = trace.tb_next
+    shown: TracebackType | None = None
+    for entry in reversed(kept):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
