@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kbjax.call import KernelCall as KernelCall
+    from kbjax.call import kernel_call as kernel_call
     from kbjax.context import TLContext as TLContext
     from kbjax.errors import DTypeError as DTypeError
     from kbjax.errors import HazardError as HazardError
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from kbjax.errors import UninitializedReadError as UninitializedReadError
     from kbjax.errors import UseAfterScopeError as UseAfterScopeError
     from kbjax.hardware import Hardware as Hardware
-    from kbjax.call import KernelCall as KernelCall
-    from kbjax.call import kernel_call as kernel_call
     from kbjax.tcm import TcmState as TcmState
 
 # The public name -> the module that defines it. No module may have a public name's

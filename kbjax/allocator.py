@@ -14,8 +14,8 @@ from typing import Literal
 
 from kbjax import errors
 from kbjax.dtypes import DType
+from kbjax.expr import Var
 from kbjax.hardware import PeTcm
-from kbjax.index import Var
 from kbjax.program import Allocation, Shape
 from kbjax.site import Site
 

@@ -3,31 +3,26 @@ once for them, and keeps what it compiled."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from kbjax import data_phase, dtypes, errors, hbm, index, op_log
+from kbjax import arguments, data_phase, disjoint, errors, expr, op_log
 from kbjax.allocator import Arena
+from kbjax.arguments import Axes, Shaped
 from kbjax.context import TLContext
 from kbjax.data_phase import Fidelity
-from kbjax.dtypes import DType
+from kbjax.expr import Var
 from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
-from kbjax.index import Var
-from kbjax.program import HbmRef, Program, StoreCmd, TensorSpec
+from kbjax.program import Program, TensorSpec
 from kbjax.recorder import Checks, Recorder
 from kbjax.site import without_internal_frames
 from kbjax.tcm import TcmState
 
-Axes = int | None | Sequence[int | None]
 Key = tuple[tuple[tuple[int, ...], str], ...]
 
 
@@ -70,7 +65,9 @@ class KernelCall:
         self._out_shapes = (out_shape,) if self._single else tuple(out_shape)
         self._num_pes, self._hardware, self._checks = num_pes, hardware, checks
         self._in_axes = in_axes
-        self._out_axes = _axes(out_axes, len(self._out_shapes), "out_axes")
+        self._out_axes = arguments.axis_each(
+            out_axes, len(self._out_shapes), "out_axes"
+        )
         self._aliases = dict(input_output_aliases)
         self._programs: dict[Key, Program] = {}
         self._compiled: dict[tuple[Key, Fidelity, bool], Callable[..., Any]] = {}
@@ -103,7 +100,7 @@ class KernelCall:
     def record(self, *arrays: Any) -> Program:
         """Phase 1: the program, for arrays or `jax.ShapeDtypeStruct`s."""
         return self._recorded(
-            self._specs([_shaped(a, i) for i, a in enumerate(arrays)])
+            self._specs([arguments.shaped(a, i) for i, a in enumerate(arrays)])
         )
 
     def op_log(self, *arrays: Any) -> op_log.OpLog:
@@ -115,15 +112,15 @@ class KernelCall:
     def _replay(
         self, arrays: Sequence[Any], fidelity: Fidelity | None, with_memory: bool
     ) -> tuple[Any, Any]:
-        inputs = [_as_array(array, i) for i, array in enumerate(arrays)]
-        specs = self._specs([_shaped(a, i) for i, a in enumerate(inputs)])
+        inputs = [arguments.as_array(array, i) for i, array in enumerate(arrays)]
+        specs = self._specs([arguments.shaped(a, i) for i, a in enumerate(inputs)])
         program = self._recorded(specs)
         chosen = self._fidelity(fidelity, program)
         key = (_key(specs), chosen, with_memory)
         if key not in self._compiled:
             self._compiled[key] = data_phase.lower(program, chosen, with_memory)
         split = [
-            hbm.split(array, spec.pe_axis, self._num_pes, spec.name)
+            array if spec.pe_axis is None else jnp.moveaxis(array, spec.pe_axis, 0)
             for array, spec in zip(inputs, specs, strict=True)
         ]
         results, memory = self._compiled[key](*split)
@@ -150,10 +147,12 @@ class KernelCall:
 
     # --- phase 1 ---------------------------------------------------------------------
 
-    def _specs(self, shaped: Sequence[_Shaped]) -> tuple[TensorSpec, ...]:
+    def _specs(self, shaped: Sequence[Shaped]) -> tuple[TensorSpec, ...]:
         """The inputs as one PE sees them."""
-        axes = _axes(self._in_axes, len(shaped), "in_axes")
-        names = _argument_names(self._kernel, len(shaped), len(self._out_shapes))
+        axes = arguments.axis_each(self._in_axes, len(shaped), "in_axes")
+        names = arguments.argument_names(
+            self._kernel, len(shaped), len(self._out_shapes)
+        )
         specs = []
         for (shape, dtype), axis, name in zip(shaped, axes, names, strict=False):
             if self._num_pes > 1 and axis is not None:
@@ -180,7 +179,7 @@ class KernelCall:
     def _record(self, inputs: tuple[TensorSpec, ...]) -> Program:
         """Run the kernel once, on no data."""
         slots, output_slots = self._slots(inputs)
-        program_id = Var(0, "pe", index.const(self._num_pes))
+        program_id = Var(0, "pe", expr.const(self._num_pes))
         recorder = Recorder(Arena(self._hardware.pe_tcm), program_id)
         context = TLContext(
             recorder,
@@ -191,7 +190,7 @@ class KernelCall:
         order = [*range(len(inputs)), *output_slots]
         tensors = [HbmTensor(slots[slot], slot) for slot in order]
         try:
-            _check_call(self._kernel, len(inputs), len(output_slots))
+            arguments.check_call(self._kernel, len(inputs), len(output_slots))
             self._kernel(context, *tensors)
             commands = recorder.finish()
         except errors.KbjaxError as error:
@@ -200,7 +199,7 @@ class KernelCall:
             raise error.with_traceback(shown) from None
         arena = recorder.arena
         program = Program(
-            name=_name(self._kernel),
+            name=arguments.kernel_name(self._kernel),
             slots=slots,
             num_inputs=len(inputs),
             output_slots=output_slots,
@@ -215,7 +214,7 @@ class KernelCall:
             live_at_exit=tuple(made.uid for made in arena.alive()),
             contract_kept=context.contract_kept,
         )
-        _check_shared_outputs(program)
+        disjoint.check_shared_outputs(program)
         for slot in output_slots:
             if slot not in context.stored_slots:
                 warnings.warn(
@@ -228,11 +227,13 @@ class KernelCall:
         self, inputs: tuple[TensorSpec, ...]
     ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
         """The HBM tensors, and which of them each output is."""
-        names = _argument_names(self._kernel, len(inputs), len(self._out_shapes))
+        names = arguments.argument_names(
+            self._kernel, len(inputs), len(self._out_shapes)
+        )
         slots, output_slots = list(inputs), []
         aliased = {out: into for into, out in self._aliases.items()}
         for number, out in enumerate(self._out_shapes):
-            shape, dtype = _shaped(out, number, "output")
+            shape, dtype = arguments.shaped(out, number, "output")
             axis = self._out_axes[number] if self._num_pes > 1 else None
             spec = TensorSpec(names[len(inputs) + number], shape, dtype, axis)
             if number not in aliased:
@@ -296,138 +297,5 @@ def kernel_call(
     )
 
 
-# --- arguments -----------------------------------------------------------------------
-
-_Shaped = tuple[tuple[int, ...], DType]
-
-
-def _shaped(array: Any, number: int, what: str = "argument") -> _Shaped:
-    """Shape and dtype of an array or a ShapeDtypeStruct."""
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise errors.MemorySpaceError(
-            f"{what} {number} is no array",
-            got=f"a {type(array).__name__}",
-            allowed="NumPy, JAX and DLPack arrays, jax.ShapeDtypeStruct for shapes",
-        )
-    name = str(array.dtype).removeprefix("torch.")
-    try:
-        dtype = dtypes.of(name if name in dtypes.TABLE else array.dtype)
-    except errors.DTypeError as error:
-        raise errors.DTypeError(
-            f"{what} {number} has the element type {name}",
-            allowed=error.allowed,
-            remedy="Convert it, for example with .astype(numpy.float32)",
-        ) from None
-    return tuple(int(size) for size in array.shape), dtype
-
-
-def _as_array(array: Any, number: int) -> Any:
-    """An array that JAX takes as it is."""
-    if isinstance(array, jax.Array | np.ndarray):
-        return array
-    if isinstance(array, jax.ShapeDtypeStruct):
-        raise errors.MemorySpaceError(
-            f"argument {number} has a shape but no data",
-            remedy="Shapes do for record() and op_log(); a call needs arrays",
-        )
-    if not hasattr(array, "__dlpack__"):
-        _shaped(array, number)
-        raise errors.MemorySpaceError(f"argument {number} is no array", got=array)
-    _shaped(array, number)
-    if hasattr(array, "detach"):  # PyTorch: no gradient leaves, no strided views
-        array = array.detach().contiguous()
-    return jnp.from_dlpack(array)
-
-
-def _axes(axes: Axes, count: int, what: str) -> tuple[int | None, ...]:
-    if axes is None or isinstance(axes, int):
-        return (axes,) * count
-    if len(axes) != count:
-        raise errors.ShapeError(
-            f"{what} has {len(axes)} entries for {count} arrays", got=tuple(axes)
-        )
-    return tuple(axes)
-
-
 def _key(specs: Sequence[TensorSpec]) -> Key:
     return tuple((spec.shape, spec.dtype.name) for spec in specs)
-
-
-def _name(kernel: Callable[..., None]) -> str:
-    while isinstance(kernel, functools.partial):
-        kernel = kernel.func
-    return getattr(kernel, "__name__", type(kernel).__name__)
-
-
-def _argument_names(
-    kernel: Callable[..., None], inputs: int, outputs: int
-) -> list[str]:
-    """The kernel's own names of its tensors, for messages and printing."""
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    names = [
-        p.name
-        for p in inspect.signature(kernel).parameters.values()
-        if p.kind in positional
-    ][1:]
-    found = names[: inputs + outputs]
-    return found + [f"arg{n}" for n in range(len(found), inputs + outputs)]
-
-
-def _check_call(kernel: Callable[..., None], inputs: int, outputs: int) -> None:
-    try:
-        inspect.signature(kernel).bind(*range(1 + inputs + outputs))
-    except TypeError as error:
-        raise errors.KernelError(
-            f"{_name(kernel)} is called with tl, {inputs} inputs and {outputs} outputs: "
-            f"{error}",
-            got=f"{_name(kernel)}{inspect.signature(kernel)}",
-            remedy="Pass one array a kernel input, and bind options with "
-            "functools.partial",
-        ) from None
-
-
-# --- outputs that all PEs store to ---------------------------------------------------
-
-
-def _check_shared_outputs(program: Program) -> None:
-    """Refuse stores of several PEs to one array unless their ranges are disjoint.
-
-    Proof: along some axis every store stays within `width` elements from
-    `pe * width + low`, for one `width` and `low`.
-    """
-    if program.num_pes == 1:
-        return
-    stores: dict[int, list[StoreCmd]] = {}
-    for item in program.walk():
-        if isinstance(item, StoreCmd) and program.slots[item.view.slot].pe_axis is None:
-            stores.setdefault(item.view.slot, []).append(item)
-    for slot, commands in stores.items():
-        rank = len(program.slots[slot].shape)
-        views = [command.view for command in commands]
-        if not any(_disjoint(program, views, axis) for axis in range(rank)):
-            raise errors.HazardError(
-                f"all PEs store to the shared output {program.slots[slot].name}, and "
-                "PE 0 and PE 1 cannot be proven to write different elements",
-                site=commands[0].site,
-                got=f"{commands[0].view}",
-                remedy="Start each PE's range at tl.program_id() * size, or give the "
-                "output a PE axis with out_axes",
-            )
-
-
-def _disjoint(program: Program, views: Sequence[HbmRef], axis: int) -> bool:
-    pe = index.var(program.program_id)
-    starts = [view.spans[axis].start for view in views]
-    widths = {dict(start.terms).get(program.program_id, 0) for start in starts}
-    if len(widths) != 1:
-        return False
-    (width,) = widths
-    lows, highs = [], []
-    for view, start in zip(views, starts, strict=True):
-        low, high = index.bounds(index.sub(start, index.scale(pe, width)))
-        lows.append(low)
-        highs.append(high + view.spans[axis].size)
-    return max(highs) - min(lows) <= abs(width)

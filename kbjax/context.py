@@ -6,34 +6,21 @@ Elementwise and reduction methods are made from the rows of the op table.
 
 from __future__ import annotations
 
+import builtins
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from kbjax import dtypes, errors, handle, index, ops
-from kbjax.dtypes import DType
+from kbjax import dtypes, errors, expr, handle, index, ops
+from kbjax.emitter import Emitter, as_tuple, python_scalar
+from kbjax.expr import Expr
 from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
-from kbjax.program import (
-    Command,
-    CopyCmd,
-    LoadCmd,
-    Operand,
-    OpCmd,
-    Ref,
-    Scalar,
-    Shape,
-    Span,
-    StoreCmd,
-    type_text,
-)
-from kbjax.recorder import Checks, Recorder
-from kbjax.site import Site, here
+from kbjax.program import CopyCmd, LoadCmd, Ref, Scalar, StoreCmd
+from kbjax.recorder import Recorder
+from kbjax.site import Site
 
 
 @dataclass
@@ -58,21 +45,8 @@ class _ScopeGuard:
         self.recorder.close_scope(self.name, self.site, self.mark)
 
 
-class TLContext:
+class TLContext(Emitter):
     """The kernel's first argument. One method a Triton-like operation."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        num_pes: int = 1,
-        writable: frozenset[int] = frozenset(),
-        checks: Checks = "error",
-    ) -> None:
-        self._recorder, self._num_pes = recorder, num_pes
-        self._writable, self._checks = writable, checks
-        self.stored_slots: set[int] = set()
-        self.contract_kept = checks != "off"
 
     if TYPE_CHECKING:  # the methods made from the op table
 
@@ -95,14 +69,12 @@ class TLContext:
         """
         site = self._recorder.enter_call()
         self._require_hbm("load", view)
-        ref = view.ref
         if other is not None:
-            other = _python_scalar(other)
+            other = python_scalar(other)
             if other is None:
                 raise errors.DTypeError("load takes a number as other", site=site)
-            ops.TABLE["full"].infer([other], {"shape": (), "dtype": ref.dtype})
-        spans = self._proven_spans(view, "load", "other=", fill=other is not None)
-        ref = replace(ref, spans=spans)
+            ops.TABLE["full"].infer([other], {"shape": (), "dtype": view.dtype})
+        ref = self._proven("load", view, "other=", fill=other is not None)
         if 0 in ref.shape:
             raise errors.ShapeError(
                 "load of an empty view: a tile has at least one element",
@@ -152,11 +124,8 @@ class TLContext:
                 site=site,
                 remedy=f'Convert with tile.to("{view.dtype}")',
             )
-        spans = self._proven_spans(
-            view, "store", "boundary_check=True", fill=boundary_check
-        )
-        self.stored_slots.add(view.ref.slot)
-        ref = replace(view.ref, spans=spans)
+        ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
+        self.stored_slots.add(ref.slot)
         self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
 
     def empty(self, shape: object, dtype: object = "float32") -> TensorHandle:
@@ -188,7 +157,7 @@ class TLContext:
         return self._apply("full", (value,), attrs, site)
 
     def arange(self, start: int, stop: int | None = None) -> TensorHandle:
-        """``start .. stop - 1`` (or ``0 .. start - 1``) as int32, shape (stop - start,).
+        """``start .. stop - 1`` (``0 .. start - 1``) as int32, shape (stop - start,).
 
         Both ends are static.
         """
@@ -220,7 +189,7 @@ class TLContext:
             raise errors.DTypeError(
                 f"copy_to of {read.dtype} into {write.dtype}",
                 site=site,
-                remedy=f'Convert with src.to("{write.dtype}"), or make dst {read.dtype}',
+                remedy=f'Convert with src.to("{write.dtype}")',
             )
         self._emit(CopyCmd(src=read, dst=write, nbytes=read.nbytes, **self._now(site)))
 
@@ -265,7 +234,7 @@ class TLContext:
         """The same bytes under another shape; one size may be -1. No command."""
         site = self._recorder.enter_call()
         ref = self._tile("reshape", x, site)
-        sizes = list(_as_tuple(shape))
+        sizes = list(as_tuple(shape))
         if sizes.count(-1) == 1:
             known = math.prod(size for size in sizes if size != -1)
             sizes[sizes.index(-1)] = ref.size // known if known else 0
@@ -274,7 +243,7 @@ class TLContext:
             raise errors.ShapeError(
                 "reshape keeps the number of elements",
                 site=site,
-                got=f"{ref.shape} to {tuple(_as_tuple(shape))}",
+                got=f"{ref.shape} to {tuple(as_tuple(shape))}",
             )
         return self._alias(x, replace(ref, shape=wanted), "reshape", site)
 
@@ -304,7 +273,7 @@ class TLContext:
             else:
                 first, size = self._leading(one, axis, ref, site)
                 row = math.prod(ref.shape[1:]) * ref.dtype.nbytes
-                offset = index.add(offset, index.scale(first, row))
+                offset = expr.add(offset, expr.scale(first, row))
                 shape.append(size)
             axis += 1
         full = (*shape, *ref.shape[axis:])
@@ -312,14 +281,14 @@ class TLContext:
 
     def _leading(
         self, key: object, axis: int, ref: Ref, site: Site
-    ) -> tuple[index.Expr, int]:
+    ) -> tuple[Expr, int]:
         rows = ref.shape[0]
         if isinstance(key, slice) and key.step in (None, 1):
             ends = [0 if key.start is None else key.start, key.stop]
             ends[1] = rows if key.stop is None else key.stop
             low, high = (self._static(end, "a slice", site) for end in ends)
             low, high = (end + rows if end < 0 else end for end in (low, high))
-            key = Slice(index.const(low), high - low)
+            key = Slice(expr.const(low), high - low)
         if axis != 0 or not isinstance(key, Slice) or key.size < 1:
             raise errors.ShapeError(
                 "a tile is indexed by None, and by slices of at least one row on its "
@@ -330,17 +299,15 @@ class TLContext:
                 "view before loading it",
             )
         first = self._recorder.use_index(key.start, site)
-        too_low = index.predicate("lt", first, index.ZERO)
-        last = index.add(first, index.const(key.size))
-        too_high = index.predicate("lt", index.const(rows), last)
-        for bad in (too_low, too_high):
-            decided, where = self._recorder.domain.find(bad)
-            if not decided or where is not None:
-                raise errors.OutOfBoundsError(
-                    f"rows {first}:+{key.size} leave a tile of {rows} rows"
-                    f"{index.iteration_text(where)}",
-                    site=site,
-                )
+        end, domain = expr.add(first, expr.const(key.size)), self._recorder.domain
+        problem = domain.violation(expr.ZERO, first) or domain.violation(
+            end, expr.const(rows)
+        )
+        if problem is not None:
+            raise errors.OutOfBoundsError(
+                f"rows {first}:+{key.size} leave a tile of {rows} rows{problem}",
+                site=site,
+            )
         return first, key.size
 
     # --- control ---------------------------------------------------------------------
@@ -368,12 +335,16 @@ class TLContext:
             ends[0], ends[1], self._step(step, "tl.range", site), site
         )
 
-    def static_range(self, start: int, stop: int | None = None, step: int = 1) -> range:
+    def static_range(
+        self, start: int, stop: int | None = None, step: int = 1
+    ) -> Iterable[int]:
         """Python's own range: the body is unrolled when recorded."""
         site = self._recorder.enter_call()
         low, high = (0, start) if stop is None else (start, stop)
-        ends = [self._static(end, "tl.static_range", site) for end in (low, high)]
-        return range(*ends, self._step(step, "tl.static_range", site))
+        first, last = (
+            self._static(end, "tl.static_range", site) for end in (low, high)
+        )
+        return builtins.range(first, last, self._step(step, "tl.static_range", site))
 
     def _step(self, step: object, op: str, site: Site) -> int:
         value = self._static(step, op, site)
@@ -384,7 +355,7 @@ class TLContext:
     def program_id(self) -> Index:
         """The number of this PE, symbolic: 0 to num_programs() - 1."""
         self._recorder.enter_call()
-        return Index(index.var(self._recorder.program_id), self._recorder.domain)
+        return Index(expr.var(self._recorder.program_id), self._recorder.domain)
 
     def num_programs(self) -> int:
         """How many PEs run this kernel."""
@@ -397,264 +368,11 @@ class TLContext:
         pair = [index.as_expr(x) for x in (a, b)]
         if pair[0] is None or pair[1] is None:
             raise errors.ShapeError("cdiv divides integers", site=site, got=f"{a}, {b}")
-        if pair[1] == index.ZERO:
+        if pair[1] == expr.ZERO:
             raise errors.ShapeError("cdiv by 0", site=site, got=f"cdiv({a}, 0)")
         if pair[0].is_const and pair[1].is_const:
             return -(-pair[0].const // pair[1].const)
-        return (a + (b - 1)) // b if index.bounds(pair[1])[0] > 0 else -(-a // b)
-
-    # --- the op table ----------------------------------------------------------------
-
-    def apply(self, name: str, *operands: object, **attrs: Any) -> Any:
-        """Record op `name` of the table; what the `tl` methods and operators call."""
-        site = self._recorder.enter_call()
-        if name in ("minimum", "maximum") and len(operands) == 2:
-            symbolic = _integers(name, operands)
-            if symbolic is not None:
-                return symbolic
-        row = ops.TABLE[name]
-        if len(operands) != len(row.parameters):
-            raise errors.KernelError(
-                f"{name} takes {len(row.parameters)} operands: "
-                f"{', '.join(row.parameters)}",
-                site=site,
-                got=len(operands),
-            )
-        if not any(isinstance(x, TensorHandle | HbmView) for x in operands):
-            raise errors.DTypeError(
-                f"{name} needs a tile among its operands",
-                site=site,
-                got=", ".join(map(repr, operands)),
-                remedy="Make one with tl.full",
-            )
-        return self._apply(name, operands, attrs, site)
-
-    def _apply(
-        self, name: str, operands: Sequence[object], attrs: dict[str, Any], site: Site
-    ) -> TensorHandle:
-        row = ops.TABLE[name]
-        commanded: list[Operand] = [self._operand(name, x, site) for x in operands]
-        arguments: list[ops.Argument] = [
-            ops.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x for x in commanded
-        ]
-        signature = row.infer(arguments, attrs)
-        out = self._allocate(name, signature.shape, signature.dtype, site)
-        frozen = tuple(
-            (key, value.name if isinstance(value, DType) else value)
-            for key, value in attrs.items()
-        )
-        self._emit(
-            OpCmd(
-                op=name,
-                operands=tuple(commanded),
-                out=out.ref,
-                attrs=frozen,
-                **self._now(site),
-            )
-        )
-        return out
-
-    def _operand(self, op: str, value: object, site: Site) -> Operand:
-        if isinstance(value, TensorHandle):
-            return self._read(op, value, site)
-        if isinstance(value, Index):
-            return self._recorder.use_index(value.expr, site)
-        scalar = _python_scalar(value)
-        if scalar is not None:
-            return scalar
-        self._tile(op, value, site)  # raises: it is none
-        raise AssertionError("unreachable")
-
-    # --- checks and state ------------------------------------------------------------
-
-    def _tile(self, op: str, value: object, site: Site) -> Ref:
-        """The bytes of a tile that may be written; its lifetime is checked."""
-        if isinstance(value, HbmView):
-            raise errors.MemorySpaceError(
-                f"{op} works on tiles in TCM, and {value} is in HBM",
-                site=site,
-                remedy="tl.load it first",
-            )
-        if not isinstance(value, TensorHandle):
-            array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
-            kind = errors.MemorySpaceError if array else errors.DTypeError
-            raise kind(
-                f"{op} takes tiles and numbers",
-                site=site,
-                got=f"a {type(value).__name__}",
-                remedy="Pass arrays to the kernel as arguments and tl.load them"
-                if array
-                else "",
-            )
-        if value._context is not self:
-            raise errors.KernelError(
-                f"{op} was given a tile of another kernel run",
-                site=site,
-                got=str(value),
-            )
-        problem = self._recorder.lifetime_error(value, site)
-        if problem is not None:
-            self._complain(problem)
-        return value.ref
-
-    def _read(self, op: str, value: object, site: Site) -> Ref:
-        """The bytes of a tile that is read: alive and written to."""
-        ref = self._tile(op, value, site)
-        if ref.root not in self._recorder.written:
-            assert isinstance(value, TensorHandle)
-            self._complain(
-                errors.UninitializedReadError(
-                    f"{op} reads a tile that nothing has been written to",
-                    site=site,
-                    got=str(value),
-                    remedy="Write it with tl.copy_to first, or make it with tl.zeros",
-                )
-            )
-        return ref
-
-    def _complain(self, problem: errors.KbjaxError) -> None:
-        """Raise, warn or pass, as `checks` says. What passes needs exact replay."""
-        if self._checks == "error" or isinstance(problem, errors.KernelError):
-            raise problem
-        self.contract_kept = False
-        if self._checks == "warn":
-            warnings.warn(str(problem), stacklevel=2)
-
-    def _require_hbm(self, op: str, view: object) -> None:
-        if not isinstance(view, HbmView):
-            raise errors.MemorySpaceError(
-                f"{op} takes an HBM view",
-                site=here(),
-                got=str(view) if isinstance(view, TensorHandle) else repr(view),
-                remedy="Use the tile as it is; only kernel arguments are in HBM"
-                if isinstance(view, TensorHandle)
-                else "Pass a kernel argument or a slice of one",
-            )
-
-    def _proven_spans(
-        self, view: HbmView, op: str, remedy: str, fill: bool
-    ) -> tuple[Span, ...]:
-        """The view's spans, those proven to lie inside marked so.
-
-        A span that is not proven keeps its valid range where `fill` says what to do
-        with the tail, and is an error elsewhere.
-        """
-        return tuple(
-            span
-            if span.valid is None
-            else self._proven_span(view, axis, span, op, remedy, fill)
-            for axis, span in enumerate(view.ref.spans)
-        )
-
-    def _proven_span(
-        self, view: HbmView, axis: int, span: Span, op: str, remedy: str, fill: bool
-    ) -> Span:
-        site = here()
-        assert span.valid is not None
-        low, high = (self._recorder.use_index(end, site) for end in span.valid)
-        start = self._recorder.use_index(span.start, site)
-        end = index.add(start, index.const(span.size))
-        for first, last in ((low, start), (end, high)):  # first <= last must hold
-            if index.bounds(index.sub(last, first))[0] >= 0:
-                continue
-            if fill:
-                return span
-            bad = index.predicate("lt", last, first)
-            decided, where = self._recorder.domain.find(bad)
-            if decided and where is None:
-                continue
-            at: object = start
-            if where is not None:
-                at = index.evaluate(start, where)
-            verb = "leaves" if decided else "cannot be proven to stay inside"
-            raise errors.OutOfBoundsError(
-                f"{op} of {view.spec.name} {verb} the tensor"
-                f"{index.iteration_text(where)}",
-                site=site,
-                got=f"{span.size} elements from {at} along axis {axis} of "
-                f"{type_text(view.spec.shape, view.spec.dtype)}",
-                allowed=f"elements {low} to {high}, end excluded",
-                remedy=f"Pass {remedy} to say what happens past the end",
-            )
-        return replace(span, valid=None)
-
-    def _allocate(
-        self, op: str, shape: Shape, dtype: DType, site: Site
-    ) -> TensorHandle:
-        made = self._recorder.arena.allocate(op, shape, dtype, site)
-        ref = Ref(made.uid, index.ZERO, shape, dtype)
-        return TensorHandle(self, made, ref, op, site)
-
-    def _alias(
-        self, x: TensorHandle, ref: Ref, made_by: str, site: Site
-    ) -> TensorHandle:
-        del site  # an alias is made where its base is made
-        return TensorHandle(self, x.allocation, ref, made_by, x.site)
-
-    def _emit(self, command: Command) -> None:
-        if command.writes is not None:
-            self._recorder.mark_written(command.writes)
-        self._recorder.emit(command)  # type: ignore[arg-type]
-
-    def _now(self, site: Site) -> dict[str, Any]:
-        arena = self._recorder.arena
-        return {
-            "site": site,
-            "scope_depth": arena.scope_depth,
-            "cursor_bytes": arena.cursor,
-        }
-
-    def _static(self, value: object, op: str, site: Site) -> int:
-        found = index.as_expr(value)
-        if found is None or not found.is_const:
-            raise errors.ShapeError(
-                f"{op} takes static integers",
-                site=site,
-                got=repr(value),
-                remedy="Use tl.range or tl.ds where the value is symbolic"
-                if found is not None
-                else "",
-            )
-        return found.const
-
-    def _shape(self, shape: object, site: Site) -> Shape:
-        sizes = tuple(self._static(s, "a shape", site) for s in _as_tuple(shape))
-        if any(size < 1 for size in sizes):
-            raise errors.ShapeError(
-                "a tile has at least one element along every axis",
-                site=site,
-                got=f"shape {sizes}",
-            )
-        return sizes
-
-    def _dtype(self, dtype: object, site: Site) -> DType:
-        try:
-            return dtypes.of(dtype)
-        except errors.DTypeError as error:
-            raise errors.DTypeError(
-                error.problem, site=site, allowed=error.allowed
-            ) from None
-
-
-def _as_tuple(shape: object) -> Sequence[Any]:
-    return shape if isinstance(shape, tuple | list) else (shape,)
-
-
-def _python_scalar(value: object) -> Scalar | None:
-    """A Python or NumPy number as a Python one; else None."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return value if isinstance(value, bool | int | float) else None
-
-
-def _integers(name: str, operands: Sequence[object]) -> Any:
-    """min or max of integers, symbolic where one is; None where one is no integer."""
-    a, b = operands
-    if isinstance(a, Index) and index.as_expr(b) is not None:
-        return getattr(a, name)(b)
-    if isinstance(b, Index) and index.as_expr(a) is not None:
-        return getattr(b, name)(a)
-    return None
+        return (a + (b - 1)) // b if expr.bounds(pair[1])[0] > 0 else -(-a // b)
 
 
 def _install_methods() -> None:

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kbjax import hbm, index, liveness, ops, tcm
+from kbjax import expr, hbm, liveness, ops, tcm
 from kbjax.dtypes import DType
-from kbjax.index import Expr, Var
+from kbjax.expr import Expr, Var
 from kbjax.program import (
     Block,
     CopyCmd,
@@ -245,8 +245,8 @@ class _Replay:
 
     # --- commands --------------------------------------------------------------------
 
-    def _value_of(self, expr: Expr, env: Env) -> Any:
-        return index.evaluate(expr, env, jnp)
+    def _value_of(self, value: Expr, env: Env) -> Any:
+        return expr.evaluate(value, env, jnp)
 
     def _read(self, ref: Ref, state: _State, env: Env) -> jax.Array:
         return state.tiles.read(ref, self._where(ref, env))

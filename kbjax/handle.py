@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kbjax import errors, index
-from kbjax.index import Expr, Index
+from kbjax import errors, expr, index
+from kbjax.expr import Expr
+from kbjax.index import Index
 from kbjax.program import Allocation, HbmRef, Ref, Shape, Span, TensorSpec, type_text
 from kbjax.site import Site, here
 
@@ -210,7 +211,7 @@ class HbmView:
             if key == slice(None):
                 return span, True
             start, size = self._static_slice(span, key)
-            picked, keeps = index.const(start), True
+            picked, keeps = expr.const(start), True
         elif isinstance(key, Slice):
             picked, size, keeps = key.start, key.size, True
         else:
@@ -223,13 +224,13 @@ class HbmView:
                 )
             picked, size, keeps = found, 1, False
             if picked.is_const and -span.size <= picked.const < 0:
-                picked = index.const(picked.const + span.size)
+                picked = expr.const(picked.const + span.size)
         # What exists of a view is what lies in it and, where it has a tail, exists.
-        low, high = span.start, index.add(span.start, index.const(span.size))
+        low, high = span.start, expr.add(span.start, expr.const(span.size))
         if span.valid is not None:
-            low = index.maximum(low, span.valid[0])
-            high = index.minimum(high, span.valid[1])
-        start_expr = index.add(span.start, picked)
+            low = expr.maximum(low, span.valid[0])
+            high = expr.minimum(high, span.valid[1])
+        start_expr = expr.add(span.start, picked)
         inside = picked.is_const and 0 <= picked.const <= span.size - size
         if inside and span.valid is None:
             return Span(start_expr, size), keeps
@@ -283,7 +284,7 @@ class HbmTensor(HbmView):
     __slots__ = ()
 
     def __init__(self, spec: TensorSpec, slot: int) -> None:
-        spans = tuple(Span(index.ZERO, size) for size in spec.shape)
+        spans = tuple(Span(expr.ZERO, size) for size in spec.shape)
         axes = tuple(range(len(spec.shape)))
         ref = HbmRef(slot, spec.name, spans, axes, spec.dtype)
         super().__init__(spec, ref)

@@ -185,7 +185,8 @@ class Hardware:
         """The same hardware as TOML text; `from_toml` reads it back equal."""
         lines: list[str] = []
         for unit in dataclasses.fields(self):
-            plain, nested = [], []
+            plain: list[tuple[str, Any]] = []
+            nested: list[tuple[str, Any]] = []
             for name, value in vars(getattr(self, unit.name)).items():
                 target = nested if isinstance(value, Mapping) else plain
                 target.append((name, value))

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kbjax import errors
 from kbjax.program import HbmRef
 
 
@@ -291,20 +290,3 @@ def fresh(
 ) -> jax.Array:
     """An output before any store: NaN, or the smallest integer."""
     return jnp.full((*lead, *shape), value, dtype)
-
-
-def split(array: jax.Array, axis: int | None, num_pes: int, name: str) -> jax.Array:
-    """The caller's array with its PE axis first.
-
-    Raises:
-      ShapeError: when the axis is missing or is not `num_pes` long.
-    """
-    if num_pes == 1 or axis is None:
-        return array
-    if not -array.ndim <= axis < array.ndim or array.shape[axis] != num_pes:
-        raise errors.ShapeError(
-            f"argument {name} is not split over {num_pes} PEs on axis {axis}",
-            got=f"shape {array.shape}",
-            remedy="Give in_axes the axis that has one entry a PE, or None",
-        )
-    return jnp.moveaxis(array, axis, 0)

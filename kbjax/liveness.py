@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from kbjax import index
-from kbjax.index import Var
+from kbjax import expr
+from kbjax.expr import Var
 from kbjax.program import Block, Command, Loop, Program, Scope
 
 Roots = frozenset[int]
@@ -62,7 +62,7 @@ def _before_loop(
         uid for uid, made in program.allocations.items() if loop.index in made.loops
     }
     found[loop.index] = (written_roots(loop.body) & entering) - inside
-    runs = index.bounds(loop.trip)[0] >= 1
+    runs = expr.bounds(loop.trip)[0] >= 1
     if not runs:
         return entering - inside
     return _live_before(program, loop.body, entering, found) - inside

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import index, timing
+from kbjax import expr, timing
+from kbjax.expr import Var
 from kbjax.program import HbmRef, LoadCmd, Program, Ref, StoreCmd
 from kbjax.timing import ENGINES, Schedule, Work
 
@@ -94,8 +95,8 @@ class Summary:
             f"  HBM         {self.bytes_loaded:,} B loaded, {self.bytes_stored:,} B "
             "stored",
             f"  flops       {self.gemm_flops:,} GEMM, {self.math_flops:,} vector",
-            f"  scratch     peak {self.peak_scratch_bytes:,} of {self.budget_bytes:,} B "
-            f"({used:.1%})",
+            f"  scratch     peak {self.peak_scratch_bytes:,} B, {used:.1%} of "
+            f"{self.budget_bytes:,} B",
             f"  limited by  {self.limited_by}",
         ]
         return "\n".join(lines)
@@ -183,34 +184,34 @@ class OpLog:
                 result[row] = value(work, env)
         return result.astype(dtype)
 
-    def _address(self, ref: Ref | HbmRef, env: dict[index.Var, int]) -> str:
+    def _address(self, ref: Ref | HbmRef, env: dict[Var, int]) -> str:
         if isinstance(ref, Ref):
-            return str(index.evaluate(self._program.address(ref), env))
+            return str(expr.evaluate(self._program.address(ref), env))
         offset = 0
         shape = self._program.slots[ref.slot].shape
         for span, size in zip(ref.spans, shape, strict=True):
-            offset = offset * size + index.evaluate(span.start, env)
+            offset = offset * size + expr.evaluate(span.start, env)
         return f"{ref.name}+{offset * ref.dtype.nbytes}"
 
-    def _src_addrs(self, work: Work, env: dict[index.Var, int]) -> str:
+    def _src_addrs(self, work: Work, env: dict[Var, int]) -> str:
         command = work.command
         if isinstance(command, LoadCmd):
             return self._address(command.view, env)
         return ";".join(self._address(ref, env) for ref in command.reads)
 
-    def _dst_addr(self, work: Work, env: dict[index.Var, int]) -> str:
+    def _dst_addr(self, work: Work, env: dict[Var, int]) -> str:
         command = work.command
         if isinstance(command, StoreCmd):
             return self._address(command.view, env)
         assert command.writes is not None
         return self._address(command.writes, env)
 
-    def _cursor(self, work: Work, env: dict[index.Var, int]) -> int:
+    def _cursor(self, work: Work, env: dict[Var, int]) -> int:
         growth = self._program.growth_bytes
         grown = sum(growth.get(loop, 0) * env[loop] for loop in work.loops)
         return work.command.cursor_bytes + grown
 
-    def _loop(self, work: Work, env: dict[index.Var, int]) -> str:
+    def _loop(self, work: Work, env: dict[Var, int]) -> str:
         return ";".join(f"{loop.name}={env[loop]}" for loop in work.loops)
 
     def summary(self) -> Summary:
@@ -219,7 +220,7 @@ class OpLog:
         engine = np.array([w.engine for w in s.works])[s.work] if len(self) else s.work
         duration = s.end_ps - s.start_ps
         whole = self._total_ps * program.num_pes
-        engines = {}
+        engines: dict[str, EngineUse] = {}
         for name in ENGINES:
             mine = engine == name
             busy = int(duration[mine].sum())

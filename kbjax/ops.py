@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kbjax import dtypes, errors, index
+from kbjax import dtypes, errors, expr
 from kbjax.dtypes import BOOL, FLOAT32, DType
-from kbjax.index import Expr
+from kbjax.expr import Expr
 from kbjax.program import Scalar, Shape, type_text
 from kbjax.site import here
 
@@ -144,7 +144,7 @@ def _common(op: Op, operands: Sequence[Argument]) -> DType:
 def _check_fits(op: Op, value: Expr | Scalar, dtype: DType) -> None:
     """A weak integer must be a value of the tile's type."""
     if isinstance(value, Expr):
-        low, high = index.bounds(value)
+        low, high = expr.bounds(value)
     elif isinstance(value, int):
         low = high = int(value)
     else:
@@ -368,7 +368,7 @@ _ROWS = (
     _unary("rsqrt", "1 / sqrt(x)."),
     Op("sum", "reduction", ("x",), _reduction(accumulates=True),
        lambda xp, x, axis, keepdims: xp.sum(x, axis, keepdims),
-       "Sum; 16-bit floats add in float32, bool gives int32.", accepts=("float", "int", "bool")),
+       "Sum; 16-bit floats add in float32, bool gives int32."),
     Op("max", "reduction", ("x",), _reduction(accumulates=False),
        lambda xp, x, axis, keepdims: xp.max(x, axis, keepdims),
        "Largest element; NaN wins.", accepts=_NUMBERS),

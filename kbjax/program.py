@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kbjax import index
+from kbjax import expr
 from kbjax.dtypes import DType
+from kbjax.expr import Expr, Var
 from kbjax.hardware import Hardware
-from kbjax.index import Expr, Var
 from kbjax.site import Site
 
 Shape = tuple[int, ...]
@@ -46,7 +46,7 @@ class Ref:
         return self.size * self.dtype.nbytes
 
     def __str__(self) -> str:
-        at = "" if self.offset == index.ZERO else f"+{self.offset}"
+        at = "" if self.offset == expr.ZERO else f"+{self.offset}"
         return f"%{self.root}{at}"
 
 
@@ -305,17 +305,15 @@ class Program:
     def offset(self, ref: Ref) -> Expr:
         """Bytes from the start of the scratch region, affine in the loop indices."""
         allocation = self.allocations[ref.root]
-        total = index.add(index.const(allocation.cursor_bytes), ref.offset)
+        total = expr.add(expr.const(allocation.cursor_bytes), ref.offset)
         for loop in allocation.loops:
-            grown = index.scale(index.var(loop), self.growth_bytes.get(loop, 0))
-            total = index.add(total, grown)
+            grown = expr.scale(expr.var(loop), self.growth_bytes.get(loop, 0))
+            total = expr.add(total, grown)
         return total
 
     def address(self, ref: Ref) -> Expr:
         """The absolute TCM address: `scratch_base` plus `offset`."""
-        return index.add(
-            index.const(self.hardware.pe_tcm.scratch_base), self.offset(ref)
-        )
+        return expr.add(expr.const(self.hardware.pe_tcm.scratch_base), self.offset(ref))
 
     def walk(self) -> Iterator[Statement]:
         """Every statement once, loops and scopes before their bodies."""
@@ -340,7 +338,8 @@ class Program:
                 yield from self._lines(item.body, indent + 1)
             elif isinstance(item, Scope):
                 name = f" {item.name!r}" if item.name else ""
-                yield f"{pad}scope{name}, rewinds to {item.mark_bytes:#x}  # {item.site}"
+                mark = f"rewinds to {item.mark_bytes:#x}"
+                yield f"{pad}scope{name}, {mark}  # {item.site}"
                 yield from self._lines(item.body, indent + 1)
             else:
                 yield f"{pad}{item}{self._where(item)}  # {item.site}"

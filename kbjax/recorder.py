@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kbjax import errors, index
+from kbjax import domain, errors, expr
 from kbjax.allocator import Arena
+from kbjax.domain import Domain
+from kbjax.expr import Expr, Var
 from kbjax.handle import TensorHandle
-from kbjax.index import Domain, Expr, Index, Var
+from kbjax.index import Index
 from kbjax.program import Block, Loop, Ref, Scope, Statement
 from kbjax.site import Site, here, kernel_frame
 
@@ -32,7 +34,7 @@ class Recorder:
 
     arena: Arena
     program_id: Var
-    domain: Domain = Domain()
+    domain: Domain = field(default_factory=Domain)
     growth_bytes: dict[Var, int] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     pending: errors.KbjaxError | None = None
@@ -74,14 +76,14 @@ class Recorder:
 
     def loop(self, start: Expr, stop: Expr, step: int, site: Site) -> Iterator[Index]:
         """Record the body of ``for i in range(start, stop, step)`` as one `Loop`."""
-        trip = index.checked(index.trip_count(start, stop, step), self.domain)
+        trip = domain.checked(expr.trip_count(start, stop, step), self.domain)
         loop_index = Var(self._next_var, _target_name(site, self._next_var), trip)
         self._next_var += 1
         outside, first_var = self.domain, self._next_var
         inside = outside.inside(loop_index)
         value = Index(
-            index.checked(
-                index.add(start, index.scale(index.var(loop_index), step)), inside
+            domain.checked(
+                expr.add(start, expr.scale(expr.var(loop_index), step)), inside
             ),
             inside,
         )
@@ -115,9 +117,9 @@ class Recorder:
             self._check_alike(first, second, loop_index.name, site)
             if second.growth_bytes and not trip.is_const:
                 raise errors.KernelError(
-                    f"each iteration leaves the cursor {second.growth_bytes:,} B higher "
-                    f"in a loop whose trip count {trip} is symbolic, so later addresses "
-                    "would not be static",
+                    f"each iteration leaves the cursor {second.growth_bytes:,} B "
+                    f"higher in a loop whose trip count {trip} is symbolic, so later "
+                    "addresses would not be static",
                     site=site,
                     remedy="Put the body inside `with tl.scratch_scope():`",
                 )
@@ -150,7 +152,7 @@ class Recorder:
         a, b = _first_difference(first.block, second.block)
         shown = f" ({', '.join(changed)})" if changed else ""
         raise errors.KernelError(
-            f"the body of this tl.range changes from one iteration to the next, because "
+            "the body of this tl.range changes from one iteration to the next, because "
             f"it carries Python state{shown}",
             site=_site_of(b) or _site_of(a) or site,
             got=f"`{a}` in the first iteration, `{b}` in the second",
@@ -163,7 +165,7 @@ class Recorder:
     def use_index(self, value: Expr, site: Site) -> Expr:
         """`value`, refused where it holds the index of a loop that has ended."""
         known = {self.program_id, *self.domain.loops}
-        for variable in index.variables(value):
+        for variable in expr.variables(value):
             if variable not in known:
                 raise errors.KernelError(
                     f"the loop index {variable.name} is used after its loop",
@@ -193,9 +195,9 @@ class Recorder:
         open_sites = [self.arena.loop_sites[loop] for loop in self.domain.loops]
         if death.site not in open_sites:
             return errors.UseAfterScopeError(
-                f"a tile made in a tl.range body is used after that iteration: it was "
-                f"made at {handle.site}, the loop of {death.site} ended, and it is used "
-                f"at {site}",
+                "a tile made in a tl.range body is used after that iteration: it was "
+                f"made at {handle.site}, the loop of {death.site} ended, and it is "
+                f"used at {site}",
                 site=site,
                 got=str(handle),
                 remedy="Make the tile before the loop and write it in the body with "
@@ -204,9 +206,9 @@ class Recorder:
         names = [n for n, v in kernel_frame().f_locals.items() if v is handle]
         shown = f"`{names[0]}`" if names else "a tile"
         return errors.KernelError(
-            f"{shown} carries a tile from one iteration of the tl.range at {death.site} "
-            f"to the next: it was made at {handle.site}, and its bytes died with its "
-            "iteration",
+            f"{shown} carries a tile from one iteration of the tl.range at "
+            f"{death.site} to the next: it was made at {handle.site}, and its bytes "
+            "died with its iteration",
             site=site,
             got=str(handle),
             remedy=f"Make {shown} before the loop and update it with "
@@ -272,7 +274,7 @@ def _first_difference(
     for a, b in zip(first, second, strict=False):
         if a != b:
             if isinstance(a, Loop | Scope) and type(a) is type(b):
-                inner = _first_difference(a.body, b.body)  # type: ignore[union-attr]
+                inner = _first_difference(a.body, b.body)
                 if inner[0] != inner[1]:
                     return inner
             return a, b

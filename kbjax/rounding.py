@@ -105,7 +105,8 @@ class Rounding:
 
     def where(self, cond: Array, a: Array, b: Array) -> Array:
         shape = jnp.broadcast_shapes(cond.shape, a.shape, b.shape)
-        return jnp.where(*(jnp.broadcast_to(x, shape) for x in (cond, a, b)))
+        cond, a, b = (jnp.broadcast_to(x, shape) for x in (cond, a, b))
+        return jnp.where(cond, a, b)
 
     def exp(self, x: Array) -> Array:
         return _in_float32(jnp.exp, x)

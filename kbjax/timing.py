@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from kbjax import index, ops
+from kbjax import expr, ops
 from kbjax.dtypes import DType
+from kbjax.expr import Expr, Var
 from kbjax.hardware import Hardware
-from kbjax.index import Expr, Var
 from kbjax.program import (
     Block,
     Command,
@@ -160,8 +160,8 @@ def moved_bytes(view: HbmRef, env: Mapping[Var, int]) -> int:
         if span.valid is None:
             count *= span.size
             continue
-        start = index.evaluate(span.start, env)
-        low, high = (index.evaluate(end, env) for end in span.valid)
+        start = expr.evaluate(span.start, env)
+        low, high = (expr.evaluate(end, env) for end in span.valid)
         count *= max(min(start + span.size, high) - max(start, low), 0)
     return count * view.dtype.nbytes
 
@@ -180,7 +180,7 @@ def _differs_by_pe(program: Program, works: Sequence[Work]) -> bool:
             for span in work.command.view.spans:
                 if span.valid is not None:
                     exprs += [span.start, *span.valid]
-    return program.program_id in index.variables(*exprs)
+    return program.program_id in expr.variables(*exprs)
 
 
 # --- the engines ---------------------------------------------------------------------
@@ -229,7 +229,7 @@ class _Machine:
             if isinstance(item, Scope):
                 self._block(item.body, env, iteration)
             elif isinstance(item, Loop):
-                for i in range(index.evaluate(item.trip, env)):
+                for i in range(expr.evaluate(item.trip, env)):
                     inner = {**env, item.index: i}
                     self._block(item.body, inner, (*iteration, i))
             else:
@@ -240,7 +240,7 @@ class _Machine:
         if key not in self._bytes:
             self._bytes[key] = (self.program.offset(ref), ref.nbytes)
         offset, nbytes = self._bytes[key]
-        start = offset.const if offset.is_const else index.evaluate(offset, env)
+        start = offset.const if offset.is_const else expr.evaluate(offset, env)
         return slice(start // self._granule, (start + nbytes) // self._granule)
 
     def _command(

@@ -1,0 +1,137 @@
+"""The iterations that run: what cannot be proven by bounds is proven by enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kbjax import errors, site
+from kbjax.expr import Expr, Var, bounds, const, evaluate, predicate, sub, variables
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+_MOST_POINTS = 1 << 24  # iterations that one proof may enumerate
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A bound that does not hold.
+
+    Attributes:
+      decided: False where there are too many iterations to enumerate.
+      iteration: the first one that goes wrong, where decided.
+    """
+
+    decided: bool
+    iteration: Mapping[Var, int] | None
+
+    def __str__(self) -> str:
+        """`` in iteration j = 3``, or nothing."""
+        return iteration_text(self.iteration)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The iterations that run: the enclosing loops, outermost first."""
+
+    loops: tuple[Var, ...] = ()
+
+    def inside(self, loop: Var) -> Domain:
+        return Domain((*self.loops, loop))
+
+    def never_runs(self) -> bool:
+        """Whether no iteration runs at all (some trip count is always 0)."""
+        if all(bounds(loop.trip)[0] > 0 for loop in self.loops):
+            return False
+        points = self._points(variables(*(loop.trip for loop in self.loops)))
+        return points is not None and points.size == 0
+
+    def find(self, bad: Expr) -> tuple[bool, dict[Var, int] | None]:
+        """Look for an iteration in which the predicate `bad` is not 0.
+
+        Returns:
+          (decided, iteration): decided is False where there are too many iterations
+          to enumerate; iteration is the first bad one, or None where there is none.
+        """
+        if bad.is_const and not self.loops:
+            return True, ({} if bad.const else None)
+        needed = variables(bad, *(loop.trip for loop in self.loops))
+        points = self._points(needed)
+        if points is None:
+            return False, None
+        wrong = np.broadcast_to(
+            np.asarray(evaluate(bad, points.columns, np)), (points.size,)
+        )
+        if not wrong.any():
+            return True, None
+        first = int(np.argmax(wrong))
+        return True, {v: int(column[first]) for v, column in points.columns.items()}
+
+    def violation(self, low: Expr, high: Expr) -> Violation | None:
+        """Where ``low <= high`` does not hold, or None where it is proven."""
+        if bounds(sub(high, low))[0] >= 0:
+            return None
+        decided, where = self.find(predicate("lt", high, low))
+        return None if decided and where is None else Violation(decided, where)
+
+    def _points(self, needed: frozenset[Var]) -> _Points | None:
+        points = _Points({}, 1)
+        outer = [v for v in needed if v not in self.loops]  # program ids
+        for loop in [*sorted(outer, key=lambda v: v.uid), *self.loops]:
+            trips = np.broadcast_to(
+                np.asarray(evaluate(loop.trip, points.columns, np), np.int64),
+                (points.size,),
+            )
+            if loop not in needed:  # only whether it runs matters
+                points = points.take(np.flatnonzero(trips > 0))
+                continue
+            total = int(np.maximum(trips, 0).sum())
+            if total > _MOST_POINTS:
+                return None
+            trips = np.maximum(trips, 0)
+            rows = np.repeat(np.arange(points.size), trips)
+            first = np.cumsum(trips) - trips
+            column = np.arange(total) - first[rows]
+            points = points.take(rows)
+            points.columns[loop] = column
+        return points
+
+
+@dataclass
+class _Points:
+    """Rows of iterations: one int64 column a variable."""
+
+    columns: dict[Var, np.ndarray]
+    size: int
+
+    def take(self, rows: np.ndarray) -> _Points:
+        return _Points({v: c[rows] for v, c in self.columns.items()}, len(rows))
+
+
+def iteration_text(iteration: Mapping[Var, int] | None) -> str:
+    """`` in iteration i = 3, j = 0``, or nothing."""
+    if not iteration:
+        return ""
+    inner = sorted(iteration.items(), key=lambda item: item[0].uid)
+    return " in iteration " + ", ".join(f"{v.name} = {i}" for v, i in inner)
+
+
+def checked(value: Expr, domain: Domain) -> Expr:
+    """`value`, refused where an iteration that runs takes it out of int32.
+
+    Raises:
+      KernelError: phase 2 computes indices in int32 and would wrap silently.
+    """
+    for low, high in ((const(INT32_MIN), value), (value, const(INT32_MAX))):
+        violation = domain.violation(low, high)
+        if violation is not None:
+            lowest, highest = bounds(value)
+            raise errors.KernelError(
+                f"the symbolic integer {value} leaves int32{violation}",
+                site=site.here(),
+                got=f"values from {lowest:,} to {highest:,}",
+                allowed=f"{INT32_MIN:,} to {INT32_MAX:,}",
+                remedy="Index a leading axis of the array instead of a flat offset",
+            )
+    return value

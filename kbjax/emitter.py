@@ -1,0 +1,307 @@
+"""Emitter, what is behind every `tl` call: checks operands at the kernel's line,
+allocates the result, and emits one command."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kbjax import dtypes, errors, expr, index, ops
+from kbjax.domain import Violation
+from kbjax.dtypes import DType
+from kbjax.handle import HbmView, TensorHandle
+from kbjax.index import Index
+from kbjax.program import (
+    Command,
+    HbmRef,
+    OpCmd,
+    Operand,
+    Ref,
+    Scalar,
+    Shape,
+    Span,
+    type_text,
+)
+from kbjax.recorder import Checks, Recorder
+from kbjax.site import Site, here
+
+
+class Emitter:
+    """The state of one recording, and the checks that all `tl` calls share.
+
+    Attributes:
+      stored_slots: the HBM tensors that the kernel has stored to.
+      contract_kept: False once `checks` let a broken scope contract pass.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        num_pes: int = 1,
+        writable: frozenset[int] = frozenset(),
+        checks: Checks = "error",
+    ) -> None:
+        self._recorder, self._num_pes = recorder, num_pes
+        self._writable, self._checks = writable, checks
+        self.stored_slots: set[int] = set()
+        self.contract_kept = checks != "off"
+
+    # --- the op table ----------------------------------------------------------------
+
+    def apply(self, name: str, *operands: object, **attrs: Any) -> Any:
+        """Record op `name` of the table; what the `tl` methods and operators call."""
+        site = self._recorder.enter_call()
+        if name in ("minimum", "maximum") and len(operands) == 2:
+            symbolic = _integers(name, operands)
+            if symbolic is not None:
+                return symbolic
+        row = ops.TABLE[name]
+        if len(operands) != len(row.parameters):
+            raise errors.KernelError(
+                f"{name} takes {len(row.parameters)} operands: "
+                f"{', '.join(row.parameters)}",
+                site=site,
+                got=len(operands),
+            )
+        if not any(isinstance(x, TensorHandle | HbmView) for x in operands):
+            raise errors.DTypeError(
+                f"{name} needs a tile among its operands",
+                site=site,
+                got=", ".join(map(repr, operands)),
+                remedy="Make one with tl.full",
+            )
+        return self._apply(name, operands, attrs, site)
+
+    def _apply(
+        self, name: str, operands: Sequence[object], attrs: dict[str, Any], site: Site
+    ) -> TensorHandle:
+        row = ops.TABLE[name]
+        commanded: list[Operand] = [self._operand(name, x, site) for x in operands]
+        arguments: list[ops.Argument] = [
+            ops.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x for x in commanded
+        ]
+        signature = row.infer(arguments, attrs)
+        out = self._allocate(name, signature.shape, signature.dtype, site)
+        frozen = tuple(
+            (key, value.name if isinstance(value, DType) else value)
+            for key, value in attrs.items()
+        )
+        self._emit(
+            OpCmd(
+                op=name,
+                operands=tuple(commanded),
+                out=out.ref,
+                attrs=frozen,
+                **self._now(site),
+            )
+        )
+        return out
+
+    def _operand(self, op: str, value: object, site: Site) -> Operand:
+        if isinstance(value, TensorHandle):
+            return self._read(op, value, site)
+        if isinstance(value, Index):
+            return self._recorder.use_index(value.expr, site)
+        scalar = python_scalar(value)
+        if scalar is not None:
+            return scalar
+        self._tile(op, value, site)  # raises: it is none
+        raise AssertionError("unreachable")
+
+    # --- checks and state ------------------------------------------------------------
+
+    def _tile(self, op: str, value: object, site: Site) -> Ref:
+        """The bytes of a tile that may be written; its lifetime is checked."""
+        if isinstance(value, HbmView):
+            raise errors.MemorySpaceError(
+                f"{op} works on tiles in TCM, and {value} is in HBM",
+                site=site,
+                remedy="tl.load it first",
+            )
+        if not isinstance(value, TensorHandle):
+            array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+            kind = errors.MemorySpaceError if array else errors.DTypeError
+            raise kind(
+                f"{op} takes tiles and numbers",
+                site=site,
+                got=f"a {type(value).__name__}",
+                remedy="Pass arrays to the kernel as arguments and tl.load them"
+                if array
+                else "",
+            )
+        if value._context is not self:
+            raise errors.KernelError(
+                f"{op} was given a tile of another kernel run",
+                site=site,
+                got=str(value),
+            )
+        problem = self._recorder.lifetime_error(value, site)
+        if problem is not None:
+            self._complain(problem)
+        return value.ref
+
+    def _read(self, op: str, value: object, site: Site) -> Ref:
+        """The bytes of a tile that is read: alive and written to."""
+        ref = self._tile(op, value, site)
+        if ref.root not in self._recorder.written:
+            assert isinstance(value, TensorHandle)
+            self._complain(
+                errors.UninitializedReadError(
+                    f"{op} reads a tile that nothing has been written to",
+                    site=site,
+                    got=str(value),
+                    remedy="Write it with tl.copy_to first, or make it with tl.zeros",
+                )
+            )
+        return ref
+
+    def _complain(self, problem: errors.KbjaxError) -> None:
+        """Raise, warn or pass, as `checks` says. What passes needs exact replay."""
+        if self._checks == "error" or isinstance(problem, errors.KernelError):
+            raise problem
+        self.contract_kept = False
+        if self._checks == "warn":
+            warnings.warn(str(problem), stacklevel=2)
+
+    def _require_hbm(self, op: str, view: object) -> None:
+        if not isinstance(view, HbmView):
+            raise errors.MemorySpaceError(
+                f"{op} takes an HBM view",
+                site=here(),
+                got=str(view) if isinstance(view, TensorHandle) else repr(view),
+                remedy="Use the tile as it is; only kernel arguments are in HBM"
+                if isinstance(view, TensorHandle)
+                else "Pass a kernel argument or a slice of one",
+            )
+
+    def _proven(self, op: str, view: HbmView, remedy: str, fill: bool) -> HbmRef:
+        """The view with each span that is proven to lie inside marked so.
+
+        A span that is not proven keeps its valid range where `fill` says what to do
+        with the tail.
+
+        Raises:
+          OutOfBoundsError: for one that is not proven elsewhere.
+        """
+        spans = []
+        for axis, span in enumerate(view.ref.spans):
+            self._recorder.use_index(span.start, here())
+            problem = self._leaves(span)
+            if problem is None:
+                spans.append(replace(span, valid=None))
+            elif fill:
+                spans.append(span)
+            else:
+                raise self._out_of_bounds(op, view, axis, problem, remedy)
+        return replace(view.ref, spans=tuple(spans))
+
+    def _leaves(self, span: Span) -> Violation | None:
+        """The first iteration in which the span leaves its valid range, if any."""
+        if span.valid is None:
+            return None
+        low, high = span.valid
+        end = expr.add(span.start, expr.const(span.size))
+        domain = self._recorder.domain
+        return domain.violation(low, span.start) or domain.violation(end, high)
+
+    def _out_of_bounds(
+        self, op: str, view: HbmView, axis: int, problem: Violation, remedy: str
+    ) -> errors.OutOfBoundsError:
+        span = view.ref.spans[axis]
+        assert span.valid is not None
+        low, high = span.valid
+        start: object = span.start
+        if problem.iteration is not None:
+            start = expr.evaluate(span.start, problem.iteration)
+        verb = "leaves" if problem.decided else "cannot be proven to stay inside"
+        return errors.OutOfBoundsError(
+            f"{op} of {view.spec.name} {verb} the tensor{problem}",
+            site=here(),
+            got=f"{span.size} elements from {start} along axis {axis} of "
+            f"{type_text(view.spec.shape, view.spec.dtype)}",
+            allowed=f"elements {low} to {high}, end excluded",
+            remedy=f"Pass {remedy} to say what happens past the end",
+        )
+
+    def _allocate(
+        self, op: str, shape: Shape, dtype: DType, site: Site
+    ) -> TensorHandle:
+        made = self._recorder.arena.allocate(op, shape, dtype, site)
+        ref = Ref(made.uid, expr.ZERO, shape, dtype)
+        return TensorHandle(self, made, ref, op, site)
+
+    def _alias(
+        self, x: TensorHandle, ref: Ref, made_by: str, site: Site
+    ) -> TensorHandle:
+        del site  # an alias is made where its base is made
+        return TensorHandle(self, x.allocation, ref, made_by, x.site)
+
+    def _emit(self, command: Command) -> None:
+        if command.writes is not None:
+            self._recorder.mark_written(command.writes)
+        self._recorder.emit(command)  # type: ignore[arg-type]
+
+    def _now(self, site: Site) -> dict[str, Any]:
+        arena = self._recorder.arena
+        return {
+            "site": site,
+            "scope_depth": arena.scope_depth,
+            "cursor_bytes": arena.cursor,
+        }
+
+    def _static(self, value: object, op: str, site: Site) -> int:
+        found = index.as_expr(value)
+        if found is None or not found.is_const:
+            raise errors.ShapeError(
+                f"{op} takes static integers",
+                site=site,
+                got=repr(value),
+                remedy="Use tl.range or tl.ds where the value is symbolic"
+                if found is not None
+                else "",
+            )
+        return found.const
+
+    def _shape(self, shape: object, site: Site) -> Shape:
+        sizes = tuple(self._static(s, "a shape", site) for s in as_tuple(shape))
+        if any(size < 1 for size in sizes):
+            raise errors.ShapeError(
+                "a tile has at least one element along every axis",
+                site=site,
+                got=f"shape {sizes}",
+            )
+        return sizes
+
+    def _dtype(self, dtype: object, site: Site) -> DType:
+        try:
+            return dtypes.of(dtype)
+        except errors.DTypeError as error:
+            raise errors.DTypeError(
+                error.problem, site=site, allowed=error.allowed
+            ) from None
+
+
+def as_tuple(shape: object) -> Sequence[Any]:
+    return shape if isinstance(shape, tuple | list) else (shape,)
+
+
+def python_scalar(value: object) -> Scalar | None:
+    """A Python or NumPy number as a Python one; else None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if isinstance(value, bool | int | float) else None
+
+
+def _integers(name: str, operands: Sequence[object]) -> Any:
+    """min or max of integers, symbolic where one is; None where one is no integer."""
+    a, b = operands
+    if isinstance(a, Index) and index.as_expr(b) is not None:
+        return getattr(a, name)(b)
+    if isinstance(b, Index) and index.as_expr(a) is not None:
+        return getattr(b, name)(a)
+    return None

@@ -1,0 +1,262 @@
+"""Symbolic integer expressions, their values and bounds.
+
+An `Expr` is a linear combination of atoms (variables, and nodes such as ``i // 2``) in
+canonical form, so that equal expressions compare equal and ``(i - j) + j`` is ``i``.
+`bounds` eliminates loop variables from the innermost outwards: exact for linear
+expressions in nested and triangular loops, safe for others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop's iteration number or a program id: ``0 <= var < trip``.
+
+    `uid` grows with nesting: an inner loop's variable has the larger one.
+    """
+
+    uid: int
+    name: str
+    trip: Expr
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return self.uid
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation that is not linear: floordiv, mod, mul, min, max, lt, le, eq, ne,
+    and."""
+
+    op: str
+    args: tuple[Expr, Expr]
+
+    def __str__(self) -> str:
+        a, b = self.args
+        if self.op in ("min", "max"):
+            return f"{self.op}({a}, {b})"
+        return f"({a} {_SYMBOL[self.op]} {b})"
+
+
+Atom = Var | Node
+_SYMBOL = {
+    "floordiv": "//", "mod": "%", "mul": "*", "lt": "<", "le": "<=", "eq": "==",
+    "ne": "!=", "and": "&",
+}  # fmt: skip
+_PYTHON: dict[str, Callable[[int, int], int]] = {
+    "floordiv": operator.floordiv, "mod": operator.mod, "mul": operator.mul,
+    "min": min, "max": max,
+    "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
+    "eq": lambda a, b: int(a == b), "ne": lambda a, b: int(a != b),
+    "and": lambda a, b: int(bool(a) and bool(b)),
+}  # fmt: skip
+PREDICATES = frozenset({"lt", "le", "eq", "ne", "and"})
+
+
+@dataclass(frozen=True)
+class Expr:
+    """``const + sum(coefficient * atom)``; `terms` is sorted and has no zeros."""
+
+    const: int
+    terms: tuple[tuple[Atom, int], ...] = ()
+
+    @property
+    def is_const(self) -> bool:
+        return not self.terms
+
+    def __str__(self) -> str:
+        parts = [str(atom) if k == 1 else f"{k}*{atom}" for atom, k in self.terms] + (
+            [str(self.const)] if self.const or not self.terms else []
+        )
+        return " + ".join(parts)
+
+
+ZERO = Expr(0)
+
+
+def const(value: int) -> Expr:
+    return Expr(int(value))
+
+
+def _linear(const_: int, terms: Mapping[Atom, int]) -> Expr:
+    kept = [(atom, k) for atom, k in terms.items() if k]
+    kept.sort(key=lambda term: (isinstance(term[0], Node), _order(term[0])))
+    return Expr(const_, tuple(kept))
+
+
+def _order(atom: Atom) -> tuple[int, str]:
+    return (atom.uid, "") if isinstance(atom, Var) else (0, str(atom))
+
+
+def var(variable: Var) -> Expr:
+    return Expr(0, ((variable, 1),))
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    if a.is_const or b.is_const:  # the common case needs no merge
+        return Expr(a.const + b.const, a.terms or b.terms)
+    terms = dict(a.terms)
+    for atom, k in b.terms:
+        terms[atom] = terms.get(atom, 0) + k
+    return _linear(a.const + b.const, terms)
+
+
+def scale(a: Expr, k: int) -> Expr:
+    if k == 0:
+        return ZERO
+    return Expr(a.const * k, tuple((atom, c * k) for atom, c in a.terms))
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return add(a, scale(b, -1))
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    if a.is_const:
+        return scale(b, a.const)
+    if b.is_const:
+        return scale(a, b.const)
+    return _node("mul", a, b)
+
+
+def _node(op: str, a: Expr, b: Expr) -> Expr:
+    if a.is_const and b.is_const:
+        return const(_PYTHON[op](a.const, b.const))
+    return Expr(0, ((Node(op, (a, b)), 1),))
+
+
+def floordiv(a: Expr, b: Expr) -> Expr:
+    return a if b == const(1) else _node("floordiv", a, b)
+
+
+def mod(a: Expr, b: Expr) -> Expr:
+    return _node("mod", a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    low, high = bounds(sub(b, a))
+    return a if low >= 0 else b if high <= 0 else _node("min", a, b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    low, high = bounds(sub(b, a))
+    return b if low >= 0 else a if high <= 0 else _node("max", a, b)
+
+
+def predicate(op: str, a: Expr, b: Expr) -> Expr:
+    return _node(op, a, b)
+
+
+def trip_count(start: Expr, stop: Expr, step: int) -> Expr:
+    """How often ``range(start, stop, step)`` runs."""
+    span = sub(stop, start) if step > 0 else sub(start, stop)
+    size = abs(step)
+    return maximum(ZERO, floordiv(add(span, const(size - 1)), const(size)))
+
+
+# --- what an expression depends on, and its value ------------------------------------
+
+
+def variables(*exprs: Expr) -> frozenset[Var]:
+    """All variables of the expressions, and of those variables' trip counts."""
+    found: set[Var] = set()
+    todo = list(exprs)
+    while todo:
+        for atom, _ in todo.pop().terms:
+            if isinstance(atom, Node):
+                todo += atom.args
+            elif atom not in found:
+                found.add(atom)
+                todo.append(atom.trip)
+    return frozenset(found)
+
+
+def evaluate(expr: Expr, env: Mapping[Var, Any], xp: Any = None) -> Any:
+    """The value where each variable has its value in `env`.
+
+    Args:
+      expr: what to evaluate.
+      env: integers, or integer arrays of namespace `xp` that broadcast.
+      xp: numpy or jax.numpy where `env` holds arrays; None for Python integers.
+    """
+    total: Any = expr.const
+    for atom, k in expr.terms:
+        if isinstance(atom, Var):
+            value = env[atom]
+        else:
+            a, b = (evaluate(arg, env, xp) for arg in atom.args)
+            value = _PYTHON[atom.op](a, b) if xp is None else _on_arrays(atom, a, b, xp)
+        total = total + (value if k == 1 else value * k)
+    return total
+
+
+def _on_arrays(node: Node, a: Any, b: Any, xp: Any) -> Any:
+    if node.op in PREDICATES:
+        if node.op == "and":
+            return ((a != 0) & (b != 0)) * 1
+        return getattr(operator, node.op)(a, b) * 1
+    if node.op in ("min", "max"):
+        return getattr(xp, f"{node.op}imum")(a, b)
+    return getattr(operator, node.op)(a, b)
+
+
+# --- bounds --------------------------------------------------------------------------
+
+
+def bounds(expr: Expr) -> tuple[int, int]:
+    """Safe lowest and highest value over all iterations."""
+    return _lowest(expr), -_lowest(scale(expr, -1))
+
+
+def _lowest(expr: Expr) -> int:
+    while True:
+        inner: Var | None = None
+        for atom, _ in expr.terms:
+            if isinstance(atom, Var) and (inner is None or atom.uid > inner.uid):
+                inner = atom
+        if inner is None:
+            break
+        # A linear term is lowest at the variable's first or last iteration.
+        k = dict(expr.terms)[inner]
+        rest = Expr(expr.const, tuple(t for t in expr.terms if t[0] != inner))
+        last = sub(inner.trip, const(1))
+        if last.is_const:
+            last = const(max(last.const, 0))
+        expr = rest if k > 0 else add(rest, scale(last, k))
+    total = expr.const
+    for atom, k in expr.terms:
+        assert isinstance(atom, Node)
+        low, high = _node_bounds(atom)
+        total += min(k * low, k * high)
+    return total
+
+
+def _node_bounds(node: Node) -> tuple[int, int]:
+    if node.op in PREDICATES:
+        return 0, 1
+    (a0, a1), (b0, b1) = bounds(node.args[0]), bounds(node.args[1])
+    if node.op == "min":
+        return min(a0, b0), min(a1, b1)
+    if node.op == "max":
+        return max(a0, b0), max(a1, b1)
+    if node.op == "mul":
+        corners = [a * b for a in (a0, a1) for b in (b0, b1)]
+    elif b0 <= 0 <= b1:
+        size = max(abs(a0), abs(a1), abs(b0), abs(b1))
+        return -size, size
+    elif node.op == "floordiv":
+        corners = [a // b for a in (a0, a1) for b in (b0, b1)]
+    else:
+        if b0 == b1 and b0 > 0 and a0 // b0 == a1 // b0:
+            return a0 % b0, a1 % b0
+        return (0, b1 - 1) if b0 > 0 else (b0 + 1, 0)
+    return min(corners), max(corners)
