@@ -1,0 +1,1 @@
+"""Shipped kernels, one a file: the kernel, its float64 reference and its cases."""

@@ -1,0 +1,107 @@
+"""What the attention kernels share: the online-softmax tile, and the reference.
+
+Online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022): a sweep
+over tiles of keys keeps, for each query row, the running maximum m, denominator l and
+numerator acc. They live in the persistent arena; a tile's work may live in a scope.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import kbjax as kb
+
+NEGATIVE_INFINITY = float("-inf")
+
+
+class Running(NamedTuple):
+    """The state of a sweep, float32: m and l (rows, 1), acc (rows, dim)."""
+
+    m: Any
+    l: Any  # noqa: E741 - the literature's name of the denominator
+    acc: Any
+
+
+def start(tl: Any, rows: int, dim: int) -> Running:
+    """The state before any key: m = -inf, l = 0, acc = 0."""
+    return Running(
+        tl.full((rows, 1), NEGATIVE_INFINITY),
+        tl.zeros((rows, 1)),
+        tl.zeros((rows, dim)),
+    )
+
+
+def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
+    """Fold one tile into the state.
+
+    Args:
+      tl: the context.
+      state: written with copy_to.
+      s: (rows, tile) float32 scores, -inf where a row does not see a key.
+      v: (tile, dim) values of the tile's keys.
+    """
+    m_new = tl.maximum(state.m, tl.max(s, axis=1, keepdims=True))
+    # A row that has seen no key yet has m_new = -inf, and -inf - -inf is NaN.
+    m_safe = tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)
+    p = tl.exp(s - m_safe)
+    scale = tl.exp(state.m - m_safe)
+    tl.copy_to(state.l, state.l * scale + tl.sum(p, axis=1, keepdims=True))
+    tl.copy_to(state.acc, state.acc * scale + tl.dot(p.to(v.dtype), v))
+    tl.copy_to(state.m, m_new)
+
+
+def finish(tl: Any, state: Running) -> Any:
+    """(rows, dim) float32 output; 0 in rows that have seen no key."""
+    return tl.where(state.l == 0.0, 0.0, state.acc / state.l)
+
+
+def group_size(query_heads: int, kv_heads: int) -> int:
+    """Query heads that share one KV head: head h reads KV head h // group.
+
+    Raises:
+      ShapeError: when the counts do not divide.
+    """
+    if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
+        raise kb.ShapeError(
+            "query heads are a multiple of KV heads",
+            got=f"{query_heads} query heads and {kv_heads} KV heads",
+        )
+    return query_heads // kv_heads
+
+
+def attention_reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False
+) -> np.ndarray:
+    """softmax(q k^T / sqrt(D)) v in float64, a block of queries and keys at a time.
+
+    Args:
+      q: (M, D). k, v: (N, D). Any float dtype.
+      causal: query r sees keys up to r + N - M (aligned bottom-right).
+
+    Returns:
+      (M, D) float64; 0 in rows that see no key.
+    """
+    (rows, dim), keys = q.shape, k.shape[0]
+    out = np.zeros((rows, dim))
+    step = max(1, min(rows, (1 << 21) // max(keys, 1)))
+    chunk = 1 << 14
+    for row in range(0, rows, step):
+        block = q[row : row + step].astype(np.float64) / np.sqrt(dim)
+        s = np.empty((len(block), keys))
+        for key in range(0, keys, chunk):
+            part = k[key : key + chunk].astype(np.float64)
+            s[:, key : key + chunk] = block @ part.T
+        if causal:
+            last = np.arange(row, row + len(block))[:, None] + keys - rows
+            s[np.arange(keys)[None, :] > last] = -np.inf
+        m = s.max(axis=1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(np.isneginf(m), 0.0, m))
+        total = p.sum(axis=1, keepdims=True)
+        for key in range(0, keys, chunk):
+            part = v[key : key + chunk].astype(np.float64)
+            out[row : row + step] += p[:, key : key + chunk] @ part
+        seen = total != 0
+        np.divide(out[row : row + step], total, out=out[row : row + step], where=seen)
+    return out

@@ -1,0 +1,123 @@
+"""Prefill: flash attention over blocks of queries, causal or full, grouped queries.
+
+Each PE owns one KV head and the `group` query heads that share it:
+
+    o[g, r] = sum_c softmax_c(q[g, r] . k[c] / sqrt(D)) v[c]
+
+Causal attention is aligned bottom-right: query r sees keys up to r + S - Sq. An outer
+scope a block of queries goes around an inner scope a tile of keys (ADR-0063, D4). Tiles
+that a block does not see are skipped by a symbolic trip count; only tiles on the
+diagonal are masked.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import kbjax as kb
+from kbjax.cases import TOLERANCE, Case, positive, random_array
+from kbjax.kernels import _attention as attention
+
+
+def flash_prefill(
+    tl: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    *,
+    block: int = 128,
+    tile: int = 128,
+    causal: bool = True,
+) -> None:
+    """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D)."""
+    (group, queries, dim), keys = q.shape, k.shape[0]
+    before = keys - queries  # keys that every query sees
+    column = tl.expand_dims(tl.arange(tile), 0)
+    row = tl.expand_dims(tl.arange(block), 1)
+    for g in tl.range(group):
+        for i in tl.range(tl.cdiv(queries, block)):
+            with tl.scratch_scope("queries"):
+                qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
+                state = attention.start(tl, block, dim)
+
+                def attend(j: Any, visible: Any = None) -> None:
+                    with tl.scratch_scope("keys"):
+                        kt = tl.load(k[tl.ds(j * tile, tile), :], other=0.0)
+                        s = tl.dot(qh, tl.trans(kt)) * dim**-0.5
+                        if visible is not None:
+                            s = tl.where(visible(j), s, attention.NEGATIVE_INFINITY)
+                        vt = tl.load(v[tl.ds(j * tile, tile), :], other=0.0)
+                        attention.fold(tl, state, s, vt)
+
+                if causal:
+                    first = i * block + before  # the last key that row 0 sees
+                    last = tl.minimum((i + 1) * block, queries) + before
+                    whole = tl.maximum(first + 1, 0) // tile
+                    count = tl.cdiv(tl.maximum(last, 0), tile)
+                    mask = lambda j: column + (j * tile - first) <= row  # noqa: E731
+                else:
+                    whole, count = keys // tile, tl.cdiv(keys, tile)
+                    mask = lambda j: column + j * tile < keys  # noqa: E731
+                for j in tl.range(whole):
+                    attend(j)
+                for j in tl.range(whole, count):
+                    attend(j, mask)
+                tl.store(
+                    o[g, tl.ds(i * block, block), :],
+                    attention.finish(tl, state).to(o.dtype),
+                    boundary_check=True,
+                )
+
+
+def reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True
+) -> np.ndarray:
+    """float64; q: (..., G, Sq, D), k and v: (..., S, D)."""
+    heads = [
+        attention.attention_reference(q[i], k[i[:-1]], v[i[:-1]], causal=causal)
+        for i in np.ndindex(q.shape[:-2])
+    ]
+    return np.stack(heads).reshape(q.shape)
+
+
+def case(
+    context: int = 16_384,
+    queries: int = 128,
+    tile: int = 128,
+    block: int = 128,
+    dtype: str = "float32",
+    num_pes: int = 1,
+    causal: bool = True,
+    query_heads: int = 64,
+    kv_heads: int = 8,
+    dim: int = 128,
+    seed: int = 0,
+) -> Case:
+    """The last `queries` tokens of a context, one KV head a PE."""
+    positive(
+        context=context, queries=queries, tile=tile, block=block, num_pes=num_pes,
+        dim=dim,
+    )  # fmt: skip
+    group = attention.group_size(query_heads, kv_heads)
+    rng, lead = np.random.default_rng(seed), (num_pes,) if num_pes > 1 else ()
+    q = random_array(rng, (*lead, group, queries, dim), dtype)
+    k = random_array(rng, (*lead, context, dim), dtype)
+    v = random_array(rng, (*lead, context, dim), dtype)
+    call = kb.kernel_call(
+        partial(flash_prefill, block=block, tile=tile, causal=causal),
+        jax.ShapeDtypeStruct((group, queries, dim), dtype),
+        num_pes=num_pes,
+    )
+    data = [np.asarray(array) for array in (q, k, v)]
+    return Case(
+        call, (q, k, v), lambda: reference(*data, causal=causal), TOLERANCE[dtype]
+    )
+
+
+SMALL = {"context": 150, "queries": 70, "tile": 32, "block": 16, "num_pes": 2,
+         "dim": 32, "query_heads": 4, "kv_heads": 2}  # fmt: skip

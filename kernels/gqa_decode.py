@@ -1,0 +1,76 @@
+"""One decode step of grouped-query attention over a long KV cache.
+
+Each PE owns one KV head and the `group` query heads that share it:
+
+    o[g] = sum_s softmax_s(q[g] . k[s] / sqrt(D)) v[s]
+
+One sweep over tiles of keys with an online softmax. Scratch is O(1) in the context: a
+tile's scores and probabilities live in a scope that is rewound (ADR-0063).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import kbjax as kb
+from kbjax.cases import TOLERANCE, Case, positive, random_array
+from kbjax.kernels import _attention as attention
+
+
+def gqa_decode(tl: Any, q: Any, k: Any, v: Any, o: Any, *, tile: int = 128) -> None:
+    """q: (G, D), k and v: (S, D), o: (G, D)."""
+    (group, dim), context = q.shape, k.shape[0]
+    qh = tl.load(q)
+    state = attention.start(tl, group, dim)
+
+    def attend(rows: Any) -> None:
+        with tl.scratch_scope():
+            s = tl.dot(qh, tl.trans(tl.load(k[rows, :]))) * dim**-0.5
+            attention.fold(tl, state, s, tl.load(v[rows, :]))
+
+    for j in tl.range(context // tile):
+        attend(tl.ds(j * tile, tile))
+    if context % tile:  # the last tile is a smaller one
+        attend(slice(context - context % tile, context))
+    tl.store(o, attention.finish(tl, state).to(o.dtype))
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """float64; q: (..., G, D), k and v: (..., S, D)."""
+    lead = q.shape[:-2]
+    heads = [attention.attention_reference(q[i], k[i], v[i]) for i in np.ndindex(lead)]
+    return np.stack(heads).reshape(q.shape)
+
+
+def case(
+    context: int = 131_072,
+    tile: int = 128,
+    dtype: str = "float32",
+    num_pes: int = 8,
+    query_heads: int = 64,
+    kv_heads: int = 8,
+    dim: int = 128,
+    seed: int = 0,
+) -> Case:
+    """Llama-70B's decode, one KV head a PE: the first `num_pes` of them."""
+    positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
+    group = attention.group_size(query_heads, kv_heads)
+    rng, lead = np.random.default_rng(seed), (num_pes,) if num_pes > 1 else ()
+    q = random_array(rng, (*lead, group, dim), dtype)
+    k = random_array(rng, (*lead, context, dim), dtype)
+    v = random_array(rng, (*lead, context, dim), dtype)
+    call = kb.kernel_call(
+        partial(gqa_decode, tile=tile),
+        jax.ShapeDtypeStruct((group, dim), dtype),
+        num_pes=num_pes,
+    )
+    data = [np.asarray(array) for array in (q, k, v)]
+    return Case(call, (q, k, v), lambda: reference(*data), TOLERANCE[dtype])
+
+
+SMALL = {"context": 300, "tile": 64, "num_pes": 2, "dim": 32, "query_heads": 8,
+         "kv_heads": 2}  # fmt: skip
