@@ -120,14 +120,12 @@ class KernelCall:
         if key not in self._compiled:
             self._compiled[key] = data_phase.lower(program, chosen, with_memory)
         split = [
-            array if spec.pe_axis is None else jnp.moveaxis(array, spec.pe_axis, 0)
+            _moved(array, spec.pe_axis, 0)
             for array, spec in zip(inputs, specs, strict=True)
         ]
         results, memory = self._compiled[key](*split)
         outputs = tuple(
-            jnp.moveaxis(out, 0, axis)
-            if self._num_pes > 1 and axis is not None
-            else out
+            _moved(out, 0, axis if self._num_pes > 1 else None)
             for out, axis in zip(results, self._out_axes, strict=True)
         )
         return (outputs[0] if self._single else outputs), memory
@@ -295,6 +293,13 @@ def kernel_call(
         hardware=hardware or Hardware(),
         checks=checks,
     )
+
+
+def _moved(array: Any, source: int | None, destination: int | None) -> Any:
+    """`jnp.moveaxis`, but no copy where there is nothing to move."""
+    if source is None or destination is None or source == destination:
+        return array
+    return jnp.moveaxis(array, source, destination)
 
 
 def _key(specs: Sequence[TensorSpec]) -> Key:

@@ -57,9 +57,7 @@ class Case:
 TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def random_array(
-    rng: np.random.Generator, shape: Sequence[int], dtype: str
-) -> Any:
+def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Any:
     """Standard normal numbers rounded to `dtype`, as a JAX array that shares memory
     with a NumPy one (a million tokens of K and V are not held twice)."""
     kind = dtypes.of(dtype).numpy

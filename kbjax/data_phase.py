@@ -274,6 +274,7 @@ class _Replay:
             window,
             command.other,
             self.program.num_pes,
+            in_parts=self.fidelity == "live",
         )
 
     def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
@@ -307,7 +308,9 @@ class _Replay:
             values.append(value.astype(dtype.numpy))
             axes.append(0 if batched else None)
         compute = functools.partial(row.compute, self._rounding, **attrs)
-        if any(axis == 0 for axis in axes):
+        if row.engine == "gemm":
+            result = compute(*values)  # takes the PE axis itself
+        elif any(axis == 0 for axis in axes):
             result = jax.vmap(compute, in_axes=tuple(axes))(*values)
         else:
             result = compute(*values)

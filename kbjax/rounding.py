@@ -153,31 +153,26 @@ class Rounding:
         return jnp.swapaxes(x, 0, 1)  # no barrier: dot folds it
 
     def dot(self, a: Array, b: Array, transposed: tuple[bool, bool]) -> Array:
-        """(M, K) x (K, N) in float32.
+        """(M, K) x (K, N) in float32, or (P, M, K) x (P, K, N).
+
+        A batched product would be another of XLA's kernels, which rounds otherwise; one
+        product a PE is the same as on one PE.
 
         Args:
           a, b: the operands.
           transposed: which of them `trans` made; their product is then taken with the
             contracting axis where it was before the transposition.
         """
-        rows, columns = a.shape[0], b.shape[1]
-        contract_a, contract_b = 1, 0
-        if transposed[0]:
-            a, contract_a = self._untransposed(a), 0
-        if transposed[1]:
-            b, contract_b = self._untransposed(b), 1
-        a, b = _two_wide(a, 1 - contract_a), _two_wide(b, 1 - contract_b)
-        product = lax.dot_general(
-            a,
-            b,
-            (((contract_a,), (contract_b,)), ((), ())),
-            precision=lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
-        )
-        return _seal(product)[:rows, :columns]
+        contract = (0 if transposed[0] else 1, 1 if transposed[1] else 0)
+        a = self._untransposed(a) if transposed[0] else a
+        b = self._untransposed(b) if transposed[1] else b
+        if a.ndim == 2:
+            return _matrix_product(a, b, contract)
+        pes = range(a.shape[0])
+        return jnp.stack([_matrix_product(a[pe], b[pe], contract) for pe in pes])
 
     def _untransposed(self, x: Array) -> Array:
-        swapped = jnp.swapaxes(x, 0, 1)
+        swapped = jnp.swapaxes(x, -1, -2)
         if not self.physical:
             return swapped
         return _seal(swapped.reshape(-1)).reshape(swapped.shape)
@@ -200,6 +195,18 @@ class Rounding:
 
     def arange(self, start: int, size: int, dtype: DType) -> Array:
         return _seal(jnp.arange(start, start + size, dtype=dtype.numpy))
+
+
+def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
+    rows, columns = a.shape[1 - contract[0]], b.shape[1 - contract[1]]
+    product = lax.dot_general(
+        _two_wide(a, 1 - contract[0]),
+        _two_wide(b, 1 - contract[1]),
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return _seal(product)[:rows, :columns]
 
 
 def _two_wide(x: Array, axis: int) -> Array:

@@ -1,0 +1,1 @@
+"""Tests of kbjax, and what they share: an oracle, comparisons, random kernels."""
