@@ -8,6 +8,7 @@ its highest, plus g times the last iteration, is the loop's exact peak.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,6 +36,7 @@ class _LoopEvents:
     events: tuple[_Event, ...]
     trip: int
     growth_bytes: int
+    scope_depth: int
     site: Site
 
     def highest(self) -> int:
@@ -119,7 +121,8 @@ class Arena:
         )
         if self._runs():
             if _highest(made) > self.tcm.scratch_bytes:
-                raise self._overflow(made, (), self.cursor)
+                held = [(other, 1) for other in self.alive()]
+                raise self._overflow(made, (), self.cursor, held)
             self.peak = max(self.peak, _highest(made))
             if self._loops:
                 self._loops[-1].events.append(made)
@@ -187,7 +190,9 @@ class Arena:
         if not (loop.runs and self._runs()):
             self.cursor = loop.start_bytes
             return growth
-        closed = _LoopEvents(tuple(loop.events), trip or 1, growth, loop.site)
+        closed = _LoopEvents(
+            tuple(loop.events), trip or 1, growth, self.scope_depth, loop.site
+        )
         if closed.highest() > self.tcm.scratch_bytes:
             self.cursor = loop.start_bytes
             raise self._first_overflow(closed)
@@ -207,6 +212,7 @@ class Arena:
     def _first_overflow(self, loop: _LoopEvents) -> errors.ScratchOverflowError:
         budget = self.tcm.scratch_bytes
         iterations: list[tuple[Site, int]] = []
+        held = [(made, 1) for made in self.alive()]
         shift = 0
         event: _Event = loop
         while isinstance(event, _LoopEvents):
@@ -216,11 +222,19 @@ class Arena:
             k = 0 if room < 0 else room // event.growth_bytes + 1
             iterations.append((event.site, k))
             shift += k * event.growth_bytes
-            event = next(e for e in event.events if _highest(e) + shift > budget)
-        return self._overflow(event, iterations, event.cursor_bytes + shift)
+            held += _held(event, k)
+            failing = next(e for e in event.events if _highest(e) + shift > budget)
+            done = event.events[: event.events.index(failing)]
+            held += _held(dataclasses.replace(event, events=done), 1)
+            event = failing
+        return self._overflow(event, iterations, event.cursor_bytes + shift, held)
 
     def _overflow(
-        self, made: Allocation, iterations: Sequence[tuple[Site, int]], cursor: int
+        self,
+        made: Allocation,
+        iterations: Sequence[tuple[Site, int]],
+        cursor: int,
+        held: Sequence[tuple[Allocation, int]],
     ) -> errors.ScratchOverflowError:
         open_loops = [] if iterations else [(loop.site, 0) for loop in self._loops]
         overflow = errors.Overflow(
@@ -231,21 +245,38 @@ class Arena:
             budget_bytes=self.tcm.scratch_bytes,
             iterations=tuple(iterations) or tuple(open_loops),
             scopes=self.scope_sites,
-            live=self._live_groups(),
+            live=_grouped(held),
         )
         return errors.ScratchOverflowError(overflow, site=made.site)
 
-    def _live_groups(self) -> tuple[errors.LiveGroup, ...]:
-        groups: dict[tuple[Site, str], list[Allocation]] = {}
-        for allocation in self.alive():
-            groups.setdefault((allocation.site, allocation.op), []).append(allocation)
-        return tuple(
-            errors.LiveGroup(
-                site,
-                op,
-                len(members),
-                sum(a.aligned_bytes for a in members),
-                members[0].scope_depth > 0,
-            )
-            for (site, op), members in groups.items()
+
+def _held(loop: _LoopEvents, iterations: int) -> list[tuple[Allocation, int]]:
+    """What `iterations` of the loop hold on to: (allocation, how many of them). What
+    a scope inside the body has given back is not held."""
+    found: list[tuple[Allocation, int]] = []
+    for event in loop.events:
+        if isinstance(event, _LoopEvents):
+            inner = _held(event, event.trip) if event.growth_bytes else []
+            found += [(made, n * iterations) for made, n in inner]
+        elif event.scope_depth == loop.scope_depth:
+            found.append((event, iterations))
+    return [(made, n) for made, n in found if n]
+
+
+def _grouped(
+    held: Sequence[tuple[Allocation, int]],
+) -> tuple[errors.LiveGroup, ...]:
+    """By kernel line and op."""
+    groups: dict[tuple[Site, str], list[tuple[Allocation, int]]] = {}
+    for made, count in held:
+        groups.setdefault((made.site, made.op), []).append((made, count))
+    return tuple(
+        errors.LiveGroup(
+            site,
+            op,
+            sum(n for _, n in members),
+            sum(made.aligned_bytes * n for made, n in members),
+            members[0][0].scope_depth > 0,
         )
+        for (site, op), members in groups.items()
+    )

@@ -300,6 +300,8 @@ def python_scalar(value: object) -> Scalar | None:
 def _integers(name: str, operands: Sequence[object]) -> Any:
     """min or max of integers, symbolic where one is; None where one is no integer."""
     a, b = operands
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b) if name == "minimum" else max(a, b)
     if isinstance(a, Index) and index.as_expr(b) is not None:
         return getattr(a, name)(b)
     if isinstance(b, Index) and index.as_expr(a) is not None:

@@ -44,7 +44,7 @@ class Node:
         a, b = self.args
         if self.op in ("min", "max"):
             return f"{self.op}({a}, {b})"
-        return f"({a} {_SYMBOL[self.op]} {b})"
+        return f"({_grouped(a)} {_SYMBOL[self.op]} {_grouped(b)})"
 
 
 Atom = Var | Node
@@ -78,6 +78,12 @@ class Expr:
             [str(self.const)] if self.const or not self.terms else []
         )
         return " + ".join(parts)
+
+
+def _grouped(value: Expr) -> str:
+    """The text of an operand, in parentheses where it is a sum or a product."""
+    simple = value.is_const or (not value.const and value.terms[1:] == ())
+    return str(value) if simple and "*" not in str(value) else f"({value})"
 
 
 ZERO = Expr(0)

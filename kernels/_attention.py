@@ -7,6 +7,7 @@ numerator acc. They live in the persistent arena; a tile's work may live in a sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,33 @@ def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
     tl.copy_to(state.l, state.l * scale + tl.sum(p, axis=1, keepdims=True))
     tl.copy_to(state.acc, state.acc * scale + tl.dot(p.to(v.dtype), v))
     tl.copy_to(state.m, m_new)
+
+
+def attend(
+    tl: Any,
+    state: Running,
+    q: Any,
+    k: Any,
+    v: Any,
+    keys: Any,
+    visible: Callable[[], Any] | None = None,
+) -> None:
+    """Sweep one tile of keys in a scope of its own.
+
+    Args:
+      tl: the context.
+      state: of the queries; lives outside the scope.
+      q: (rows, D), loaded.
+      k, v: (S, D), in HBM.
+      keys: which rows of them, a slice; rows past the end are loaded as 0.
+      visible: makes a bool tile that broadcasts to (rows, tile); all where None.
+    """
+    with tl.scratch_scope("keys"):
+        kt = tl.load(k[keys, :], other=0.0)
+        s = tl.dot(q, tl.trans(kt)) * q.shape[1] ** -0.5
+        if visible is not None:
+            s = tl.where(visible(), s, NEGATIVE_INFINITY)
+        fold(tl, state, s, tl.load(v[keys, :], other=0.0))
 
 
 def finish(tl: Any, state: Running) -> Any:

@@ -36,37 +36,34 @@ def flash_prefill(
 ) -> None:
     """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D)."""
     (group, queries, dim), keys = q.shape, k.shape[0]
-    before = keys - queries  # keys that every query sees
+    before = keys - queries  # keys that every query sees but for its own
     column = tl.expand_dims(tl.arange(tile), 0)
     row = tl.expand_dims(tl.arange(block), 1)
+    # In tile j a row sees the columns whose distance is at most `limit - j * tile`.
+    distance = column - row if causal else column
     for g in tl.range(group):
         for i in tl.range(tl.cdiv(queries, block)):
+            limit, seen = keys - 1, keys
+            if causal:
+                limit = before + i * block
+                seen = before + tl.minimum((i + 1) * block, queries)
+            whole = tl.maximum(limit + 1, 0) // tile  # tiles that every row sees
+            some = tl.cdiv(tl.maximum(seen, 0), tile)  # tiles that some row sees
             with tl.scratch_scope("queries"):
                 qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
                 state = attention.start(tl, block, dim)
-
-                def attend(j: Any, visible: Any = None) -> None:
-                    with tl.scratch_scope("keys"):
-                        kt = tl.load(k[tl.ds(j * tile, tile), :], other=0.0)
-                        s = tl.dot(qh, tl.trans(kt)) * dim**-0.5
-                        if visible is not None:
-                            s = tl.where(visible(j), s, attention.NEGATIVE_INFINITY)
-                        vt = tl.load(v[tl.ds(j * tile, tile), :], other=0.0)
-                        attention.fold(tl, state, s, vt)
-
-                if causal:
-                    first = i * block + before  # the last key that row 0 sees
-                    last = tl.minimum((i + 1) * block, queries) + before
-                    whole = tl.maximum(first + 1, 0) // tile
-                    count = tl.cdiv(tl.maximum(last, 0), tile)
-                    mask = lambda j: column + (j * tile - first) <= row  # noqa: E731
-                else:
-                    whole, count = keys // tile, tl.cdiv(keys, tile)
-                    mask = lambda j: column + j * tile < keys  # noqa: E731
                 for j in tl.range(whole):
-                    attend(j)
-                for j in tl.range(whole, count):
-                    attend(j, mask)
+                    attention.attend(tl, state, qh, k, v, tl.ds(j * tile, tile))
+                for j in tl.range(whole, some):
+                    attention.attend(
+                        tl,
+                        state,
+                        qh,
+                        k,
+                        v,
+                        tl.ds(j * tile, tile),
+                        visible=lambda j=j, limit=limit: distance <= limit - j * tile,
+                    )
                 tl.store(
                     o[g, tl.ds(i * block, block), :],
                     attention.finish(tl, state).to(o.dtype),

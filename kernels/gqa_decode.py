@@ -27,15 +27,10 @@ def gqa_decode(tl: Any, q: Any, k: Any, v: Any, o: Any, *, tile: int = 128) -> N
     qh = tl.load(q)
     state = attention.start(tl, group, dim)
 
-    def attend(rows: Any) -> None:
-        with tl.scratch_scope():
-            s = tl.dot(qh, tl.trans(tl.load(k[rows, :]))) * dim**-0.5
-            attention.fold(tl, state, s, tl.load(v[rows, :]))
-
     for j in tl.range(context // tile):
-        attend(tl.ds(j * tile, tile))
+        attention.attend(tl, state, qh, k, v, tl.ds(j * tile, tile))
     if context % tile:  # the last tile is a smaller one
-        attend(slice(context - context % tile, context))
+        attention.attend(tl, state, qh, k, v, slice(context - context % tile, context))
     tl.store(o, attention.finish(tl, state).to(o.dtype))
 
 

@@ -25,7 +25,6 @@ from rich.table import Table
 
 import kbjax as kb
 from kbjax.hardware import PeTcm
-from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import gqa_decode
 
 Run = Callable[[], Any]

@@ -9,9 +9,10 @@ the reproduction. Two keyword arguments change its form and may not change its r
 their kin, whose last bits are open; what is discontinuous (comparisons, casts to int)
 is then drawn on exact values only, as an ulp would flip it.
 
-Values are drawn around 1 and kept there (each tile has a bound, and is clamped where
-that gets large): XLA's CPU backend flushes subnormals, and overflow would hide bits
-behind inf. `exact_only` kernels hold inf and NaN now and then.
+Values are drawn around 1 and kept there: XLA's CPU backend flushes subnormals, and
+overflow or a clamp would hide differing bits. Each tile has a bound, and where that
+gets large, x becomes x / max(x * x, 1), which keeps its bits and its distance from 0.
+`exact_only` kernels hold inf and NaN now and then.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ import numpy as np
 
 Shape = tuple[int, ...]
 FLOATS = ("float32", "float16", "bfloat16")
-# Where a tile is clamped: far from float16's overflow, also when squared or summed.
-LIMIT = {"float32": 1e4, "float16": 100.0, "bfloat16": 1e3, "int32": 1e6, "bool": 1.0}
-CLAMP = 8.0
+# Where a tile is tamed: far from float16's overflow, also when squared or summed.
+LIMIT = {"float32": 1e4, "float16": 100.0, "bfloat16": 1e3, "int32": 1e4, "bool": 1.0}
 ROWS = (1, 1, 2, 3, 5, 7, 8, 32, 100)
 COLUMNS = (1, 3, 4, 7, 16, 31, 32, 33, 100)
 MOST_ELEMENTS = 1024  # a tile
@@ -172,13 +172,14 @@ def promote(a: str, b: str) -> str:
 class _Writer:
     """Writes one kernel, a statement at a time. `frames` are the tiles in reach, a
     frame a block; `targets` the tiles that `copy_to` may update; `used` the names that
-    some line reads, as dead code tests little."""
+    some line reads, as dead code tests little; `loads` those of floats from HBM."""
 
     rng: random.Random
     exact_only: bool
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     used: set[str] = field(default_factory=set)
+    loads: set[str] = field(default_factory=set)
     names: Iterator[int] = field(default_factory=itertools.count)
     frames: list[list[Tile]] = field(default_factory=lambda: [[]])
     targets: list[Tile] = field(default_factory=list)
@@ -196,7 +197,7 @@ class _Writer:
         self.trips = rng.choice((2, 3, 3, 4))
         self.tail = rng.randrange(self.rows) if rng.random() < 0.6 else 0
         tile, length = (self.rows, self.columns), self.trips * self.rows - self.tail
-        specials = self.exact_only and rng.random() < 0.3
+        specials = self.exact_only and rng.random() < 0.2
         stream = Tensor("x", (length, self.columns), self._float(), specials)
         whole = Tensor("y", tile, self._float(), specials and rng.random() < 0.3)
         self.inputs += [stream, whole]
@@ -210,7 +211,7 @@ class _Writer:
         for tensor in self.inputs[1:]:
             flip = ".T" if rng.random() < 0.2 else ""
             shape = tensor.shape[::-1] if flip else tensor.shape
-            bound = 1.0 if tensor.dtype == "bool" else 9.0
+            bound = {"bool": 1.0, "int32": 9.0}.get(tensor.dtype, 4.0)
             self._tile(f"tl.load({tensor.name}{flip})", shape, tensor.dtype, bound)
         self._make_targets()
         self._steps(rng.randint(0, 2))
@@ -220,7 +221,7 @@ class _Writer:
         if rng.random() < 0.25:
             self._stream_loop(program_ids)
         self._steps(rng.randint(0, 2))
-        kept = [*self.targets, rng.choice(self.frames[0])]
+        kept = [*self.targets, self._gathered(self.targets[1].shape, "float32")]
         for number, one in enumerate(kept):
             self.outputs.append(Tensor(f"out{number}", one.shape, one.dtype))
             self._line(f"tl.store(out{number}, {one.name})")
@@ -248,7 +249,7 @@ class _Writer:
         made = f'tl.full({shape}, {value}, "{dtype}")'
         if self.rng.random() < 0.4:
             made = f'tl.zeros({shape}, "{dtype}")'
-        return self._tile(made, shape, dtype, CLAMP, exact)
+        return self._tile(made, shape, dtype, 100.0 if dtype == "int32" else 1.25, exact)
 
     def _stream_loop(self, program_ids: bool) -> None:
         """A loop over row tiles of the stream, perhaps with a loop inside."""
@@ -265,16 +266,17 @@ class _Writer:
 
     def _body(self, at: str, program_ids: bool) -> None:
         rng = self.rng
-        self._steps(rng.randint(3, 5))
+        self._steps(rng.randint(2, 4))
         if rng.random() < 0.25:
             self._scope(self.targets)
         if rng.random() < (0.9 if program_ids else 0.35):
             self._inner_loop(at, program_ids)
             self._steps(1)
-        for target in rng.sample(self.targets, rng.randint(1, len(self.targets))):
-            self._update(target)
+        for target in rng.sample(self.targets, len(self.targets)):
+            if target.is_float or rng.random() < 0.7:
+                self._update(target)
         stream = self.outputs[0]
-        rows = self._fit((self.rows, self.columns), stream.dtype)
+        rows = self._gathered((self.rows, self.columns), stream.dtype)
         check = ", boundary_check=True" if self.tail else ""
         view = f"streamed[tl.ds({at} * {self.rows}, {self.rows}), :]"
         self._line(f"tl.store({view}, {rows.name}{check})")
@@ -306,7 +308,7 @@ class _Writer:
         filled = None
         if rng.random() < 0.5:
             shape = (self.rows, self.columns)
-            filled = Tile(self._name(), shape, self._float(), CLAMP, self.exact_only)
+            filled = Tile(self._name(), shape, self._float(), 1.0, self.exact_only)
             self._line(f'{filled.name} = tl.empty({shape}, "{filled.dtype}")')
         with self._scope_line('scope("inner")'):
             self._steps(rng.randint(1, 2))
@@ -324,25 +326,31 @@ class _Writer:
                 start += " + 1"
         view = f"x[tl.ds({start}, {self.rows}), :]"
         shape = (self.rows, self.columns)
-        self._tile(f"tl.load({view}{other})", shape, stream.dtype, 4.0)
+        rows = self._tile(f"tl.load({view}{other})", shape, stream.dtype, 4.0)
+        self.loads.add(rows.name)
 
     def _update(self, target: Tile, fresh: bool = False) -> None:
         """`copy_to` into a target, from something fitting, perhaps of its old value."""
-        rng, new = self.rng, self._fit(target.shape, target.dtype)
+        rng, fit = self.rng, self._gathered if target.is_float else self._fit
+        new = fit(target.shape, target.dtype)
         if target.dtype == "bool":
             self._line(f"tl.copy_to({target.name}, {new.name})")
             return
-        forms = ("{old} + {new}", "{old} * {k} + {new}", "{new} - {new} * {old}",
-                 "{old} / {d} + {new} * {new}", "{new}")  # fmt: skip
-        form = "{new}" if fresh else rng.choice(forms)
         if target.dtype == "int32":
-            form = "{new}" if fresh else rng.choice(forms[:3])
-        k = 3 if target.dtype == "int32" else rng.choice((0.1, 0.7, 0.35))
-        d = rng.choice((3.0, 1.1, 7))
+            text = new.name if fresh else f"{target.name} * 3 - {new.name}"
+            clamped = f"tl.minimum(tl.maximum({text}, -100), 100)"
+            self._line(f"tl.copy_to({target.name}, {clamped})")
+            return
+        forms = ("{old} + {new}", "{old} * {k} + {new}", "{new} - {new} * {old}",
+                 "{old} / {d} + {new} * {new}")  # fmt: skip
+        form = "{new}" if fresh or rng.random() < 0.1 else rng.choice(forms)
+        k, d = rng.choice((0.1, 0.7, 0.35)), rng.choice((3.0, 1.1, 7))
         text = form.format(old=target.name, new=new.name, k=k, d=d)
-        high = 100 if target.dtype == "int32" else CLAMP
-        clamped = f"tl.minimum(tl.maximum({text}, -{high}), {high})"
-        self._line(f"tl.copy_to({target.name}, {clamped})")
+        if form != "{new}" or new.bound > 4.0:
+            name, text = self._name(), text
+            self._line(f"{name} = {text}")
+            text = self._tame(name)
+        self._line(f"tl.copy_to({target.name}, {text})")
 
     # --- statements ------------------------------------------------------------------
 
@@ -363,11 +371,15 @@ class _Writer:
         name = self._name()
         self._line(f"{name} = {text}  # {dtype}{list(shape)}")
         if bound > LIMIT[dtype] and dtype in FLOATS:
-            name, inner, bound = self._name(), name, CLAMP
-            self._line(f"{name} = tl.minimum(tl.maximum({inner}, -{CLAMP}), {CLAMP})")
+            name, inner, bound = self._name(), name, 1.0
+            self._line(f"{name} = {self._tame(inner)}")
         made = Tile(name, tuple(shape), dtype, bound, exact or self.exact_only)
         self.frames[-1].append(made)
         return made
+
+    def _tame(self, name: str) -> str:
+        """A tile in [-1, 1] that has the bits of `name` still."""
+        return f"{name} / tl.maximum({name} * {name}, 1.0)"
 
     @contextlib.contextmanager
     def _block(self) -> Iterator[None]:
@@ -444,11 +456,42 @@ class _Writer:
             one = self._pick(wanted)
         if one is None:
             return self._tile(f'tl.full({shape}, 2, "{dtype}")', shape, dtype, 2.0)
+        return self._fitted(one, shape, dtype)
+
+    def _gathered(self, shape: Shape, dtype: str) -> Tile:
+        """The sum of what this block has made and not used, and perhaps of a tile of
+        data, as reductions and comparisons leave few values."""
+        loose = [t for t in self.frames[-1] if t.name not in self.used]
+        data = [t for frame in self.frames for t in frame if t.name in self.loads]
+        parts = self.rng.sample(loose, min(len(loose), 2))
+        if data and self.rng.random() < 0.6:
+            parts.append(self.rng.choice(data[-2:]))
+        total = self._fit(shape, dtype) if not parts else None
+        for one in parts:
+            part = self._fitted(one, shape, dtype)
+            if total is None:
+                total = part
+            else:
+                text = f"{total.name} * 0.7 + {part.name}"
+                bound = total.bound + part.bound
+                exact = total.exact and part.exact
+                total = self._tile(text, shape, dtype, bound, exact)
+        assert total is not None
+        return total
+
+    def _fitted(self, one: Tile, shape: Shape, dtype: str) -> Tile:
+        """`one` in this shape and number type: reduced, broadcast and cast."""
         if one.dtype == "bool":
             one = self._tile(f'{one.name}.to("int32")', one.shape, "int32", 1.0)
-        if one.bound > LIMIT[dtype] and not self.exact_only:
-            text = f"tl.minimum(tl.maximum({one.name}, -8), 8)"
-            one = self._tile(text, one.shape, one.dtype, CLAMP, one.exact)
+        if one.bound > LIMIT[dtype]:
+            name = one.name if one.is_float else f"({one.name} * 0.5)"
+            kind = one.dtype if one.is_float else "float32"
+            one = self._tile(self._tame(name), one.shape, kind, 1.0, one.exact)
+        if one.shape != shape and math.prod(one.shape) == math.prod(shape):
+            form = f"tl.reshape({one.name}, {shape})"
+            if one.shape == shape[::-1]:
+                form = f"tl.trans({one.name})"
+            one = self._tile(form, shape, one.dtype, one.bound, one.exact)
         while broadcast(one.shape, shape) != shape:
             one = self._reduced_towards(one, shape)
         if one.dtype != dtype:
@@ -507,6 +550,9 @@ class _Writer:
         return self._tile(text, shape, dtype, bound, exact)
 
     def _positive(self, t: Tile) -> str:
+        """A divisor made of `t`: at least 1/2."""
+        if t.is_float and self.rng.random() < 0.6:
+            return f"({t.name} * {t.name} + 0.5)"
         return f"tl.maximum({t.name}, {'0.5' if t.is_float else '1'})"
 
     def _with_scalar(self) -> Tile | None:
@@ -553,7 +599,7 @@ class _Writer:
             f"({x} / {self._positive(b)}) / {self._positive(c)}": 4 * biggest,
             f"{x} / tl.sqrt({self._positive(b)})": 2 * biggest,
             f"{x} * tl.rsqrt({self._positive(b)}) + {z}": 3 * biggest,
-            f"tl.sqrt({self._positive(a)}) * {y} + {z}": biggest**2 + biggest,
+            f"tl.sqrt({self._positive(a)}) * {y} + {z}": 2 * biggest**2 + biggest,
             f"({x} - {y}) * {k1} + {z} / {k2}": 30 * biggest,
         }
         if not self.exact_only:
@@ -709,7 +755,7 @@ class _Writer:
         forms = {
             f"tl.exp({self._small(t)})": 8.0,
             f"tl.exp2({self._small(t)})": 4.0,
-            f"tl.log({self._positive(t)})": math.log(max(t.bound, 2.0)) + 1,
+            f"tl.log({self._positive(t)})": 2 * math.log(max(t.bound, 2.0)) + 1,
             f"tl.softmax({self._small(t)}, axis={axis})": 1.0,
         }
         text = self.rng.choice(list(forms))

@@ -1,0 +1,241 @@
+"""The shape of the package: what imports what, sizes, docstrings, public names."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import kbjax as kb
+
+PACKAGE = Path(kb.__file__).parent
+MOST_LINES = 400
+
+# Module -> the kbjax modules that it imports. A new edge is a decision: write it here.
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": {"call", "context", "errors", "hardware", "tcm"},
+    "allocator": {"dtypes", "errors", "expr", "hardware", "program", "site"},
+    "arguments": {"dtypes", "errors"},
+    "call": {
+        "allocator", "arguments", "context", "data_phase", "disjoint", "errors", "expr",
+        "handle", "hardware", "op_log", "program", "recorder", "site", "tcm",
+    },
+    "cases": {"call", "dtypes", "errors"},
+    "context": {
+        "dtypes", "emitter", "errors", "expr", "handle", "index", "ops", "program",
+        "recorder", "site",
+    },
+    "data_phase": {
+        "dtypes", "expr", "hbm", "liveness", "ops", "program", "rounding", "tcm",
+    },
+    "disjoint": {"errors", "expr", "program"},
+    "domain": {"errors", "expr", "site"},
+    "dtypes": {"errors"},
+    "emitter": {
+        "domain", "dtypes", "errors", "expr", "handle", "index", "ops", "program",
+        "recorder", "site",
+    },
+    "errors": {"site"},
+    "expr": set(),
+    "handle": {"dtypes", "errors", "expr", "index", "program", "site"},
+    "hardware": {"errors"},
+    "hbm": {"program"},
+    "index": {"domain", "errors", "expr", "site"},
+    "liveness": {"expr", "program"},
+    "op_log": {"expr", "program", "timing"},
+    "ops": {"dtypes", "errors", "expr", "program", "site"},
+    "program": {"dtypes", "expr", "hardware", "site"},
+    "recorder": {
+        "allocator", "domain", "errors", "expr", "handle", "index", "program", "site",
+    },
+    "rounding": {"dtypes"},
+    "site": set(),
+    "tcm": {"dtypes", "errors", "hardware"},
+    "timing": {"dtypes", "expr", "hardware", "ops", "program"},
+}  # fmt: skip
+MODULES = sorted(MAY_IMPORT)
+NO_JAX = ("timing", "op_log")
+RATES = ("pe_dma", "pe_gemm", "pe_math", "pe_link", "transfer_ps", "compute_ps")
+
+
+def imported(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """(kbjax modules, other top-level packages) that a module's source imports."""
+    ours: set[str] = set()
+    others: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            names = [node.module]
+            if node.module == "kbjax":
+                names = [f"kbjax.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "kbjax":
+                ours.add(rest.partition(".")[0] or "__init__")
+            else:
+                others.add(top)
+    return ours, others
+
+
+def parsed(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def closure(modules: Iterable[str]) -> set[str]:
+    """The modules, and all that they import, directly or not."""
+    found: set[str] = set()
+    todo = list(modules)
+    while todo:
+        module = todo.pop()
+        if module not in found:
+            found.add(module)
+            todo += MAY_IMPORT[module]
+    return found
+
+
+def loads_jax(statement: str) -> bool:
+    """Whether a fresh interpreter has imported JAX after `statement`."""
+    code = f"{statement}\nimport sys\nprint('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() in ("True", "False"), done.stdout
+    return done.stdout.strip() == "True"
+
+
+# --- imports -------------------------------------------------------------------------
+
+
+def test_the_table_names_every_module() -> None:
+    assert set(MODULES) == {path.stem for path in PACKAGE.glob("*.py")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_are_those_of_the_table(module: str) -> None:
+    ours, _ = imported(parsed(module))
+    extra, unused = ours - MAY_IMPORT[module], MAY_IMPORT[module] - ours
+    assert not extra, f"{module}.py may not import {sorted(extra)}"
+    assert not unused, f"the table lets {module}.py import {sorted(unused)} for nothing"
+
+
+def test_imports_point_one_way() -> None:
+    order = list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
+    assert set(order) == set(MODULES)
+
+
+def test_both_import_forms_are_seen() -> None:
+    source = (
+        "import kbjax.tcm\nfrom kbjax import ops, expr\nfrom kbjax.dtypes import of\n"
+        "import jax.numpy as jnp\nfrom numpy import array\nimport kbjax"
+    )
+    ours, others = imported(ast.parse(source))
+    assert ours == {"tcm", "ops", "expr", "dtypes", "__init__"}
+    assert others == {"jax", "numpy"}
+
+
+def test_the_timing_phase_imports_no_jax() -> None:
+    for module in closure(NO_JAX):
+        _, others = imported(parsed(module))
+        assert not others & {"jax", "jaxlib", "chex"}, f"{module}.py imports JAX"
+
+
+@pytest.mark.parametrize("module", NO_JAX)
+def test_the_timing_phase_loads_no_jax(module: str) -> None:
+    assert not loads_jax(f"import kbjax.{module}")
+
+
+def test_loading_jax_is_noticed() -> None:
+    assert loads_jax("import kbjax.tcm")
+
+
+def test_import_kbjax_loads_no_jax() -> None:
+    assert not loads_jax("import kbjax; kbjax.Hardware(); kbjax.KbjaxError")
+
+
+@pytest.mark.parametrize("module", ["data_phase", "tcm"])
+def test_the_data_phase_sees_no_times(module: str) -> None:
+    reached = closure([module])
+    assert not reached & {"timing", "op_log", "call"}
+    tree = parsed(module)
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert not names & {*RATES, "PeDma", "PeGemm", "PeMath", "PeLink"}
+
+
+def test_the_names_of_rates_are_those_of_the_hardware() -> None:
+    hardware = kb.Hardware()
+    for name in RATES:
+        units = (hardware, *vars(hardware).values())
+        assert any(hasattr(unit, name) for unit in units), f"no rate {name}"
+
+
+def test_timing_sees_no_values() -> None:
+    assert not closure(NO_JAX) & {"data_phase", "tcm", "hbm", "rounding"}
+
+
+# --- sizes, docstrings, names --------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_are_small_and_say_what_they_are(module: str) -> None:
+    lines = (PACKAGE / f"{module}.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES, f"{module}.py has {len(lines)} lines"
+    assert ast.get_docstring(parsed(module)), f"{module}.py has no docstring"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_public_classes_and_functions_have_docstrings(module: str) -> None:
+    short = 6  # a function this short may be its own description
+    for node in parsed(module).body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        if node.name.startswith("_") or ast.get_docstring(node):
+            continue
+        assert node.end_lineno is not None
+        plain = isinstance(node, ast.FunctionDef)
+        size = node.end_lineno - node.lineno + 1
+        assert plain and size <= short, f"{module}.{node.name} has no docstring"
+
+
+@pytest.mark.parametrize("name", kb.__all__)
+def test_public_names_exist_and_are_described(name: str) -> None:
+    found = getattr(kb, name)
+    own = vars(found).get("__doc__") if isinstance(found, type) else found.__doc__
+    assert own and not own.startswith(f"{name}("), f"kb.{name} has no docstring"
+
+
+def test_public_names_of_the_package() -> None:
+    assert len(kb.__all__) == len(set(kb.__all__))
+    assert set(kb.__all__) <= set(dir(kb))
+    with pytest.raises(AttributeError, match="no attribute 'kernel_cal'"):
+        _ = kb.kernel_cal
+
+
+def test_no_module_shadows_a_public_name() -> None:
+    assert not set(kb.__all__) & set(MODULES)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in dir(kb.TLContext) if not name.startswith("_")]
+)
+def test_tl_methods_are_described(name: str) -> None:
+    assert getattr(kb.TLContext, name).__doc__, f"tl.{name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "name",
+    """load store empty zeros full arange copy_to scratch_scope ds maximum minimum where
+    exp exp2 log sqrt rsqrt sum max softmax dot trans cast broadcast_to reshape
+    expand_dims range static_range program_id num_programs cdiv""".split(),
+)
+def test_tl_has(name: str) -> None:
+    assert callable(getattr(kb.TLContext, name))
