@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from kbjax import dtypes, errors
@@ -66,7 +66,7 @@ def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> 
     for start in range(0, rows.size, 1 << 22):
         part = rows[start : start + (1 << 22)]
         part[...] = rng.standard_normal(part.size, np.float32)
-    return jnp.asarray(array, copy=False) if array.size else jnp.asarray(array)
+    return jax.device_put(array, may_alias=True)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

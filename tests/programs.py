@@ -249,7 +249,8 @@ class _Writer:
         made = f'tl.full({shape}, {value}, "{dtype}")'
         if self.rng.random() < 0.4:
             made = f'tl.zeros({shape}, "{dtype}")'
-        return self._tile(made, shape, dtype, 100.0 if dtype == "int32" else 1.25, exact)
+        bound = 100.0 if dtype == "int32" else 1.25
+        return self._tile(made, shape, dtype, bound, exact)
 
     def _stream_loop(self, program_ids: bool) -> None:
         """A loop over row tiles of the stream, perhaps with a loop inside."""
@@ -692,9 +693,9 @@ class _Writer:
                 (f"{t.name}[:, None]", (size, 1)),
             ]
         if len(t.shape) == 2:
-            rows, columns = t.shape
-            forms += [(f"tl.trans({t.name})", (columns, rows)),
-                      (f"tl.reshape({t.name}, ({columns}, {rows}))", (columns, rows))]  # fmt: skip
+            flipped = t.shape[::-1]
+            forms.append((f"tl.trans({t.name})", flipped))
+            forms.append((f"tl.reshape({t.name}, {flipped})", flipped))
         if len(t.shape) > 0 and t.shape[0] > 1:
             rows = t.shape[0]
             forms.append((f"{t.name}[tl.ds(1, {rows - 1})]", (rows - 1, *t.shape[1:])))

@@ -161,7 +161,9 @@ def stacked(drawn: Drawn) -> tuple[np.ndarray, ...]:
 
 
 @seeds(EXACT[:5] + FULL[:5])
-def test_each_pe_computes_what_it_does_alone(seed: tuple[int, bool], case: Case) -> None:
+def test_each_pe_computes_what_it_does_alone(
+    seed: tuple[int, bool], case: Case
+) -> None:
     """Side by side, PEs give the bits of their single runs; where exp and dot are
     among the ops, batching them may differ by an ulp."""
     inputs = stacked(case.drawn)

@@ -83,7 +83,7 @@ def test_scalars_are_weak_and_nan_wins() -> None:
 
 
 def test_a_program_with_a_loop_a_tail_and_rewound_scratch() -> None:
-    """The machine: addresses, loops, `other`, dropped elements, what stays of memory."""
+    """Addresses, loops, `other`, dropped elements, and what stays of memory."""
 
     def kernel(tl, x, total, doubled):  # type: ignore[no-untyped-def]
         acc = tl.zeros((1, 2))
@@ -102,7 +102,7 @@ def test_a_program_with_a_loop_a_tail_and_rewound_scratch() -> None:
     total, doubled = reference.run(program, [x]).outputs
     memory = reference.run(program, [x]).memory
     assert_same_bits(doubled, x * 2)
-    assert_same_bits(total, np.array([[np.nan, np.nan], [12 + 20, 16 + 20]], np.float32))
+    assert_same_bits(total, np.stack([f32(np.nan, np.nan), f32(12 + 20, 16 + 20)]))
     # acc, of 8 bytes padded to 16, then a tile of 3 x 2 from the last iteration.
     assert memory[:8].view(np.float32).tolist() == [32, 36]
     assert memory[8:16].tolist() == [0xFF] * 8
