@@ -221,7 +221,9 @@ class _Replay:
                 raw = tcm.to_bytes(tiles.values[root], len(self.lead))
                 memory = tcm.write_bytes(memory, made.cursor_bytes, raw)
         cursor = jnp.full_like(state.cursor, program.exit_cursor_bytes)
-        return dataclasses.replace(state, memory=memory, cursor=cursor)
+        final = dataclasses.replace(state, memory=memory, cursor=cursor)
+        tcm.check(final)
+        return final
 
     def _block(self, block: Block, state: _State, env: Env, mask: Any) -> _State:
         for item in block:

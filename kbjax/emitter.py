@@ -141,9 +141,10 @@ class Emitter:
                 got=str(value),
             )
         problem = self._recorder.lifetime_error(value, site)
-        if problem is not None:
-            self._complain(problem)
-        return value.ref
+        if problem is None:
+            return value.ref
+        self._complain(problem)
+        return self._recorder.last_bytes(value)
 
     def _read(self, op: str, value: object, site: Site) -> Ref:
         """The bytes of a tile that is read: alive and written to."""

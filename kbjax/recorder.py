@@ -8,6 +8,7 @@ one loop body cannot mean.
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 from collections.abc import Iterator, Mapping
@@ -204,16 +205,28 @@ class Recorder:
                 "tl.copy_to",
             )
         names = [n for n, v in kernel_frame().f_locals.items() if v is handle]
-        shown = f"`{names[0]}`" if names else "a tile"
+        shown = f"`{names[0]}`" if names else "Python state"
         return errors.KernelError(
             f"{shown} carries a tile from one iteration of the tl.range at "
             f"{death.site} to the next: it was made at {handle.site}, and its bytes "
             "died with its iteration",
             site=site,
             got=str(handle),
-            remedy=f"Make {shown} before the loop and update it with "
-            f"tl.copy_to({names[0] if names else 'dst'}, new)",
+            remedy=f"Make {f'`{names[0]}`' if names else 'the tile'} before the loop "
+            f"and update it with tl.copy_to({names[0] if names else 'tile'}, new)",
         )
+
+    def last_bytes(self, handle: TensorHandle) -> Ref:
+        """The handle's bytes, also where the loop that made it has ended: then those
+        of its last iteration, as Python's variable would have it."""
+        ref = handle.ref
+        for loop in handle.allocation.loops:
+            growth = self.growth_bytes.get(loop, 0)
+            if growth and loop not in self.domain.loops:
+                last = expr.sub(expr.sub(loop.trip, expr.const(1)), expr.var(loop))
+                moved = expr.add(ref.offset, expr.scale(last, growth))
+                ref = dataclasses.replace(ref, offset=moved)
+        return ref
 
     def mark_written(self, ref: Ref) -> None:
         self.written.add(ref.root)

@@ -47,7 +47,12 @@ class TcmState:
         return self.memory.shape[-1]
 
 
-def _check(state: TcmState) -> None:
+def check(state: TcmState) -> None:
+    """The invariants of a state: dtypes, and a cursor a PE.
+
+    Raises:
+      AssertionError: by chex, when one does not hold.
+    """
     chex.assert_type(state.memory, jnp.uint8)
     chex.assert_type(state.cursor, jnp.int32)
     chex.assert_shape(state.cursor, state.memory.shape[:-1])
@@ -77,7 +82,7 @@ def alloc(state: TcmState, nbytes: int) -> tuple[TcmState, jax.Array]:
     Raises:
       ScratchOverflowError: outside `jit`, when the slice does not fit.
     """
-    _check(state)
+    check(state)
     aligned = -(-nbytes // state.align) * state.align
     end = state.cursor + aligned
     fits = end <= state.scratch_bytes
@@ -111,7 +116,7 @@ def read(
     Raises:
       OutOfBoundsError: for a static address outside the scratch region.
     """
-    _check(state)
+    check(state)
     kind = dtypes.of(dtype)
     offset = _offset(state, addr, math.prod(shape) * kind.nbytes)
     raw = read_bytes(state.memory, offset, math.prod(shape) * kind.nbytes)
@@ -120,7 +125,7 @@ def read(
 
 def write(state: TcmState, addr: Any, value: jax.Array) -> TcmState:
     """The state with `value` at absolute address `addr`; see `read`."""
-    _check(state)
+    check(state)
     lead = state.memory.ndim - 1
     raw = to_bytes(jnp.asarray(value), lead)
     offset = _offset(state, addr, raw.shape[-1])
@@ -134,7 +139,7 @@ def save(state: TcmState) -> jax.Array:
 
 def restore(state: TcmState, mark: Any, poison: bool = False) -> TcmState:
     """Rewind the cursor to `mark`; with `poison`, fill what was rewound with 0xFF."""
-    _check(state)
+    check(state)
     cursor = jnp.broadcast_to(jnp.asarray(mark, jnp.int32), state.cursor.shape)
     memory = state.memory
     if poison:
