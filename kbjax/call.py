@@ -18,7 +18,7 @@ from kbjax.data_phase import Fidelity
 from kbjax.expr import Var
 from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
-from kbjax.program import Program, TensorSpec
+from kbjax.program import Program, StoreCmd, TensorSpec
 from kbjax.recorder import Checks, Recorder
 from kbjax.site import without_internal_frames
 from kbjax.tcm import TcmState
@@ -213,8 +213,9 @@ class KernelCall:
             contract_kept=context.contract_kept,
         )
         disjoint.check_shared_outputs(program)
+        stored = {c.view.slot for c in program.walk() if isinstance(c, StoreCmd)}
         for slot in output_slots:
-            if slot not in context.stored_slots:
+            if slot not in stored:
                 warnings.warn(
                     f"{program.name} never stores to its output {slots[slot].name}",
                     stacklevel=5,

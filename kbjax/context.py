@@ -125,7 +125,6 @@ class TLContext(Emitter):
                 remedy=f'Convert with tile.to("{view.dtype}")',
             )
         ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
-        self.stored_slots.add(ref.slot)
         self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
 
     def empty(self, shape: object, dtype: object = "float32") -> TensorHandle:

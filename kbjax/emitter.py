@@ -34,7 +34,6 @@ class Emitter:
     """The state of one recording, and the checks that all `tl` calls share.
 
     Attributes:
-      stored_slots: the HBM tensors that the kernel has stored to.
       contract_kept: False once `checks` let a broken scope contract pass.
     """
 
@@ -48,7 +47,6 @@ class Emitter:
     ) -> None:
         self._recorder, self._num_pes = recorder, num_pes
         self._writable, self._checks = writable, checks
-        self.stored_slots: set[int] = set()
         self.contract_kept = checks != "off"
 
     # --- the op table ----------------------------------------------------------------

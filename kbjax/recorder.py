@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -80,86 +80,58 @@ class Recorder:
         trip = domain.checked(expr.trip_count(start, stop, step), self.domain)
         loop_index = Var(self._next_var, _target_name(site, self._next_var), trip)
         self._next_var += 1
-        outside, first_var = self.domain, self._next_var
-        inside = outside.inside(loop_index)
-        value = Index(
-            domain.checked(
-                expr.add(start, expr.scale(expr.var(loop_index), step)), inside
-            ),
-            inside,
-        )
+        outside, inside = self.domain, self.domain.inside(loop_index)
+        counted = expr.add(start, expr.scale(expr.var(loop_index), step))
+        value = Index(domain.checked(counted, inside), inside)
         runs = not inside.never_runs()
+        written, first_var = set(self.written), self._next_var
         self.arena.enter_loop(loop_index, site, runs)
-        recordings: list[_Recording] = []
-        for _ in range(2):
-            self.domain = inside
-            depth = len(self._blocks)
-            self._blocks.append([])
-            before = dict(kernel_frame().f_locals)
-            try:
-                yield value
-                self.raise_pending()
-            except GeneratorExit:
-                self._drop_loop(depth, outside)
-                self.pending = _left_early(site)
-                raise
-            except errors.KbjaxError:
-                self._drop_loop(depth, outside)
-                raise
-            block, growth = self._blocks.pop(), self.arena.end_iteration()
-            recordings.append(_Recording(tuple(block), growth, before))
-            self.domain = outside
-            if len(recordings) == 1:
-                first_uid = self.arena.restart_iteration()
-                self.written = {uid for uid in self.written if uid < first_uid}
-                self._next_var = first_var
-        first, second = recordings
+        first = yield from self._body(value, outside, site)
+        first_uid = self.arena.restart_iteration()
+        self.written = {uid for uid in self.written if uid < first_uid}
+        self._next_var = first_var
+        second = yield from self._body(value, outside, site)
         try:
-            self._check_alike(first, second, loop_index.name, site)
-            if second.growth_bytes and not trip.is_const:
-                raise errors.KernelError(
-                    f"each iteration leaves the cursor {second.growth_bytes:,} B "
-                    f"higher in a loop whose trip count {trip} is symbolic, so later "
-                    "addresses would not be static",
-                    site=site,
-                    remedy="Put the body inside `with tl.scratch_scope():`",
-                )
+            _check_alike(first, second, loop_index.name, site)
+            _check_growth(second.growth_bytes, trip, site)
         except errors.KbjaxError:
             self.arena.abandon_loop()
             raise
         growth = self.arena.exit_loop(trip.const if trip.is_const else None)
-        if runs and second.block:
+        if not runs:
+            self.written = written
+        elif second.block:
             self.growth_bytes[loop_index] = growth
-            spelled = str(value)
-            named = spelled == loop_index.name
-            shown = loop_index.name if named else f"{loop_index.name} -> {spelled}"
+            named = str(value) == loop_index.name
+            shown = loop_index.name if named else f"{loop_index.name} -> {value}"
             self.emit(Loop(loop_index, second.block, growth, shown, site))
+
+    def _body(
+        self, value: Index, outside: Domain, site: Site
+    ) -> Generator[Index, None, _Recording]:
+        """Let the kernel run a loop's body once."""
+        self.domain = value.domain
+        depth = len(self._blocks)
+        self._blocks.append([])
+        before = dict(kernel_frame().f_locals)
+        try:
+            yield value
+            self.raise_pending()
+        except GeneratorExit:
+            self._drop_loop(depth, outside)
+            self.pending = _left_early(site)
+            raise
+        except errors.KbjaxError:
+            self._drop_loop(depth, outside)
+            raise
+        self.domain = outside
+        block = tuple(self._blocks.pop())
+        return _Recording(block, self.arena.end_iteration(), before)
 
     def _drop_loop(self, depth: int, outside: Domain) -> None:
         del self._blocks[depth:]
         self.arena.abandon_loop()
         self.domain = outside
-
-    def _check_alike(
-        self,
-        first: _Recording,
-        second: _Recording,
-        loop_name: str,
-        site: Site,
-    ) -> None:
-        if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
-            return
-        changed = carried_names(first.locals_before, second.locals_before, loop_name)
-        a, b = _first_difference(first.block, second.block)
-        shown = f" ({', '.join(changed)})" if changed else ""
-        raise errors.KernelError(
-            "the body of this tl.range changes from one iteration to the next, because "
-            f"it carries Python state{shown}",
-            site=_site_of(b) or _site_of(a) or site,
-            got=f"`{a}` in the first iteration, `{b}` in the second",
-            remedy="Keep the state in a tile written with tl.copy_to, compute it from "
-            "the loop index, or unroll with tl.static_range",
-        )
 
     # --- what may be used ------------------------------------------------------------
 
@@ -239,6 +211,35 @@ class _Recording:
     block: Block
     growth_bytes: int
     locals_before: Mapping[str, Any]
+
+
+def _check_alike(
+    first: _Recording, second: _Recording, loop_name: str, site: Site
+) -> None:
+    if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
+        return
+    changed = carried_names(first.locals_before, second.locals_before, loop_name)
+    a, b = _first_difference(first.block, second.block)
+    shown = f" ({', '.join(changed)})" if changed else ""
+    raise errors.KernelError(
+        "the body of this tl.range changes from one iteration to the next, because "
+        f"it carries Python state{shown}",
+        site=_site_of(b) or _site_of(a) or site,
+        got=f"`{a}` in the first iteration, `{b}` in the second",
+        remedy="Keep the state in a tile written with tl.copy_to, compute it from the "
+        "loop index, or unroll with tl.static_range",
+    )
+
+
+def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:
+    if growth_bytes and not trip.is_const:
+        raise errors.KernelError(
+            f"each iteration leaves the cursor {growth_bytes:,} B higher in a loop "
+            f"whose trip count {trip} is symbolic, so later addresses would not be "
+            "static",
+            site=site,
+            remedy="Put the body inside `with tl.scratch_scope():`",
+        )
 
 
 def carried_names(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,112 +12,17 @@ from hypothesis import strategies as st
 
 from kbjax import expr
 from kbjax.expr import Expr, Var
+from tests.expressions import (
+    DIVISIONS,
+    NONZERO,
+    constant_loops,
+    expressions,
+    iterations,
+    loops_of,
+    nested_loops,
+)
 
 ROWS = 7  # values of each variable in a test on arrays
-
-
-class Both(NamedTuple):
-    """An expression, and what it means."""
-
-    symbolic: Expr
-    python: Callable[[Mapping[Var, int]], int]
-
-
-def loops_of(*trips: int) -> tuple[Var, ...]:
-    return tuple(Var(n + 1, f"i{n + 1}", expr.const(t)) for n, t in enumerate(trips))
-
-
-def iterations(loops: Sequence[Var]) -> Iterator[dict[Var, int]]:
-    """Every iteration of a nest of loops, as Python runs it."""
-
-    def inner(rest: Sequence[Var], env: dict[Var, int]) -> Iterator[dict[Var, int]]:
-        if not rest:
-            yield env
-            return
-        for i in range(expr.evaluate(rest[0].trip, env)):
-            yield from inner(rest[1:], {**env, rest[0]: i})
-
-    return inner(loops, {})
-
-
-# --- random expressions and loops ----------------------------------------------------
-
-_BINARY: dict[str, tuple[Any, Callable[[int, int], int]]] = {
-    "add": (expr.add, lambda a, b: a + b),
-    "sub": (expr.sub, lambda a, b: a - b),
-    "mul": (expr.mul, lambda a, b: a * b),
-    "min": (expr.minimum, min),
-    "max": (expr.maximum, max),
-    "lt": (lambda a, b: expr.predicate("lt", a, b), lambda a, b: int(a < b)),
-    "le": (lambda a, b: expr.predicate("le", a, b), lambda a, b: int(a <= b)),
-    "eq": (lambda a, b: expr.predicate("eq", a, b), lambda a, b: int(a == b)),
-    "ne": (lambda a, b: expr.predicate("ne", a, b), lambda a, b: int(a != b)),
-    "and": (lambda a, b: expr.predicate("and", a, b), lambda a, b: int(bool(a and b))),
-}
-_DIVISIONS: dict[str, tuple[Any, Callable[[int, int], int]]] = {
-    "floordiv": (expr.floordiv, lambda a, b: a // b),
-    "mod": (expr.mod, lambda a, b: a % b),
-}
-NONZERO = st.integers(-7, 7).filter(bool)
-
-
-def _constant(value: int) -> Both:
-    return Both(expr.const(value), lambda env: value)
-
-
-def _variable(variable: Var) -> Both:
-    return Both(expr.var(variable), lambda env: env[variable])
-
-
-def _combined(name: str, a: Both, b: Both) -> Both:
-    symbolic, python = (_BINARY | _DIVISIONS)[name]
-    return Both(
-        symbolic(a.symbolic, b.symbolic),
-        lambda env: python(a.python(env), b.python(env)),
-    )
-
-
-def expressions(loops: Sequence[Var], linear: bool = False) -> st.SearchStrategy[Both]:
-    """Random expressions of the loops' variables; divisors are never 0."""
-    leaves = st.integers(-9, 9).map(_constant)
-    if loops:
-        leaves |= st.sampled_from(loops).map(_variable)
-
-    def grow(inner: st.SearchStrategy[Both]) -> st.SearchStrategy[Both]:
-        if linear:
-            scaled = st.builds(_combined, st.just("mul"), inner, CONSTANTS)
-            return scaled | st.builds(
-                _combined, st.sampled_from(["add", "sub"]), inner, inner
-            )
-        divisor = NONZERO.map(_constant) | inner.map(
-            lambda e: _combined("max", e, _constant(1))
-        )
-        return st.builds(
-            _combined, st.sampled_from(sorted(_BINARY)), inner, inner
-        ) | st.builds(_combined, st.sampled_from(sorted(_DIVISIONS)), inner, divisor)
-
-    return st.recursive(leaves, grow, max_leaves=8)
-
-
-CONSTANTS = st.integers(-9, 9).map(_constant)
-
-
-@st.composite
-def constant_loops(draw: st.DrawFn) -> tuple[Var, ...]:
-    return loops_of(*draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-
-
-@st.composite
-def nested_loops(draw: st.DrawFn) -> tuple[Var, ...]:
-    """Loops whose ends may depend on the loops around them; some never run."""
-    loops: tuple[Var, ...] = ()
-    for n in range(draw(st.integers(1, 3))):
-        start, stop = (draw(expressions(loops, linear=True)).symbolic for _ in "ab")
-        bound = expr.const(draw(st.integers(1, 4)))
-        trip = expr.trip_count(start, stop, draw(NONZERO))
-        trip = expr.minimum(trip, bound)  # what can be enumerated in a test
-        loops = (*loops, Var(n + 1, f"i{n + 1}", trip))
-    return loops
 
 
 # --- canonical form ------------------------------------------------------------------
@@ -226,7 +129,7 @@ def test_values_on_int32_jax_arrays(
     data: st.DataObject, loops: tuple[Var, ...]
 ) -> None:
     both = data.draw(expressions(loops))
-    points = list(itertools.islice(itertools.cycle(iterations_list(loops)), ROWS))
+    points = list(itertools.islice(itertools.cycle(iterations(loops)), ROWS))
     wanted = [both.python(env) for env in points]
     columns = {v: jnp.array([env[v] for env in points], jnp.int32) for v in loops}
     found = expr.evaluate(both.symbolic, columns, jnp)
@@ -237,14 +140,10 @@ def test_values_on_int32_jax_arrays(
     assert np.broadcast_to(found, ROWS).tolist() == (wrapped % 2**32 - 2**31).tolist()
 
 
-def iterations_list(loops: Sequence[Var]) -> list[dict[Var, int]]:
-    return list(iterations(loops))
-
-
 def test_floor_division_and_mod_floor_on_every_path() -> None:
     a, b = np.meshgrid(np.arange(-8, 9), [-3, -2, -1, 1, 2, 3])
     x, y = loops_of(20, 20)
-    for make, python in _DIVISIONS.values():
+    for make, python in DIVISIONS.values():
         made = make(expr.var(x), expr.var(y))
         wanted = [python(int(p), int(q)) for p, q in zip(a.flat, b.flat, strict=True)]
         for xp in (np, jnp):

@@ -1,0 +1,60 @@
+"""What README prints is what runs: its kernel, and its commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kbjax import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
+
+
+def test_the_kernel_runs_and_is_right(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (source,) = blocks("python")
+    script = tmp_path / "readme.py"
+    script.write_text(source, encoding="utf-8")
+    names: dict[str, np.ndarray] = {}
+    exec(compile(source, str(script), "exec"), names)
+    q, k, v = (names[name].astype(np.float64) for name in "qkv")
+    s = q @ k.T / np.sqrt(q.shape[1])
+    p = np.exp(s - s.max(axis=1, keepdims=True))
+    want = (p / p.sum(axis=1, keepdims=True)) @ v
+    np.testing.assert_allclose(names["out"], want, atol=4e-6 * np.abs(want).max())
+    printed = capsys.readouterr().out
+    assert "readme.py:" in printed  # the program, with kernel lines
+    assert "limited by" in printed
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in commands() if c.startswith(".venv/bin/kbjax")]
+)
+def test_kbjax_commands_run_as_printed(command: str) -> None:
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+
+
+def test_the_other_commands_are_scripts_that_ci_runs() -> None:
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    scripts = [c for c in commands() if not c.startswith(".venv/bin/kbjax")]
+    assert scripts == ["scripts/demo", "scripts/test"]
+    for script in scripts:
+        assert (ROOT / script).stat().st_mode & 0o111
+        assert f"step {script}\n" in ci
