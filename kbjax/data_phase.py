@@ -42,7 +42,7 @@ from kbjax.program import (
     StoreCmd,
     walk,
 )
-from kbjax.rounding import Rounding
+from kbjax.rounding import Rounding, always_true
 from kbjax.tcm import TcmState
 
 Fidelity = Literal["live", "exact"]
@@ -170,18 +170,19 @@ class _Replay:
     program: Program
     fidelity: Fidelity
     with_memory: bool
+    rounding: Rounding | None = None  # made when traced
 
     @property
     def lead(self) -> tuple[int, ...]:
         pes = self.program.num_pes
         return (pes,) if pes > 1 else ()
 
-    @functools.cached_property
-    def _rounding(self) -> Rounding:
-        return Rounding(physical=self.fidelity == "exact")
-
     def run(self, *inputs: jax.Array) -> Replayed:
         """The kernel on one set of inputs. Traced once by `jax.jit`."""
+        rounding = Rounding(always_true(), physical=self.fidelity == "exact")
+        return dataclasses.replace(self, rounding=rounding)._run(inputs)
+
+    def _run(self, inputs: tuple[jax.Array, ...]) -> Replayed:
         program = self.program
         outputs = tuple(
             hbm.fresh(
@@ -192,6 +193,8 @@ class _Replay:
             )
             for spec in program.slots[program.num_inputs :]
         )
+        # An outer jit may know the inputs; folded constants would round otherwise.
+        inputs = lax.optimization_barrier(inputs)
         state = _State(self._fresh_tiles(), (*inputs, *outputs))
         env = {program.program_id: self._program_ids()}
         state = self._block(program.commands, state, env, None)
@@ -297,37 +300,33 @@ class _Replay:
             for x in command.operands
         ]
         signature = row.infer(arguments, attrs)
-        values, axes = [], []
+        assert self.rounding is not None
+        values = []
         for operand, dtype in zip(
             command.operands, signature.operand_dtypes, strict=True
         ):
             if isinstance(operand, Ref):
                 value = self._read(operand, state, env)
-                batched = bool(self.lead)
             else:
                 value = self._scalar(operand, dtype, env)
-                batched = value.ndim > 0
-            values.append(value.astype(dtype.numpy))
-            axes.append(0 if batched else None)
-        compute = functools.partial(row.compute, self._rounding, **attrs)
-        if row.engine == "gemm":
-            result = compute(*values)  # takes the PE axis itself
-        elif any(axis == 0 for axis in axes):
-            result = jax.vmap(compute, in_axes=tuple(axes))(*values)
+            values.append(self.rounding.cast(value, dtype))
+        compute = functools.partial(row.compute, self.rounding, **attrs)
+        if row.engine == "gemm" or not self.lead:
+            result = compute(*values)  # a matrix product takes the PE axis itself
+        elif values:
+            result = jax.vmap(compute)(*values)
         else:
-            result = compute(*values)
-            if self.lead:
-                result = jnp.broadcast_to(result, (*self.lead, *result.shape))
-        if result.dtype != command.out.dtype.numpy:
-            result = self._rounding.cast(result, command.out.dtype)
-        return result
+            result = compute()
+            result = jnp.broadcast_to(result, (*self.lead, *result.shape))
+        return self.rounding.cast(result, command.out.dtype)
 
     def _scalar(self, value: Expr | Scalar, dtype: DType, env: Env) -> jax.Array:
-        """A weak scalar in the operand's dtype, rounded once."""
+        """A weak scalar, rounded once to the operand's dtype; one a PE. A scalar that
+        all PEs share would be broadcast behind the barriers of `rounding`."""
         found = self._value_of(value, env) if isinstance(value, Expr) else value
-        if isinstance(found, jax.Array):
-            return found
-        return jnp.asarray(np.asarray(found).astype(dtype.numpy))
+        if not isinstance(found, jax.Array):
+            found = jnp.asarray(np.asarray(found).astype(dtype.numpy))
+        return jnp.broadcast_to(found, self.lead)
 
     # --- loops -----------------------------------------------------------------------
 

@@ -1,16 +1,20 @@
 """The array namespace of the data phase: JAX, made to round as separate instructions.
 
 Inside one jitted function XLA fuses and rewrites across operations, and so changes
-roundings. Four cures, each measured on jax 0.10, CPU, and each with a test:
+roundings. Five cures, each measured on jax 0.10, CPU, and each with a test:
 
-1. `a * b + c` becomes a fused multiply-add, across `optimization_barrier` too. A
-   product passes through a NaN-preserving select, which the contraction does not cross.
+1. `a * b + c` becomes a fused multiply-add, across `optimization_barrier` too. Results
+   pass through a select on their bits, which no compiler can prove away and no
+   contraction crosses; it also makes every NaN that arithmetic gives the same one.
 2. The simplifier turns `a / 3` and `a / broadcast(l)` into products with a reciprocal
    and merges constants. Every rounding op ends in an `optimization_barrier`, and a
    divisor passes one after broadcasting.
-3. A fused reduction adds in another order. `sum` is a fixed halving tree.
+3. A fused reduction adds in another order. `sum` and `max` are fixed halving trees.
 4. `dot` picks its kernel by layout and by M = 1. Its lowering follows from the program
    (`transposed`), and one row is padded to two.
+5. `exp` and its kin differ by 1 ulp with what they are fused into (vector lanes, array
+   tails, folded constants, a library's fusion). They run in a branch of their own, a
+   `cond` whose predicate is always true but known to no compiler.
 
 Every function takes arrays of the dtypes that the op table says, and no others.
 """
@@ -22,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from kbjax.dtypes import DType
@@ -30,16 +35,34 @@ Array = jax.Array
 _TREE_LEVELS_A_FUSION = 4  # a fused tree doubles its code with each level
 
 
+def always_true() -> Array:
+    """A bool scalar that is true, which no compiler can know: a random number in [0, 1)
+    is less than 2."""
+    return lax.rng_uniform(jnp.float32(0), jnp.float32(1), shape=()) < 2
+
+
 def _seal(x: Array) -> Array:
     """`x`, which no rewrite or constant folding reaches across."""
     return lax.optimization_barrier(x)
 
 
-def _product(p: Array) -> Array:
-    """A product that is rounded before it is used (cure 1)."""
-    if jnp.issubdtype(p.dtype, jnp.floating):
-        p = jnp.where(p == p, p, jnp.array(jnp.nan, p.dtype))
-    return _seal(p)
+def _rounded(x: Array) -> Array:
+    """A result of arithmetic, rounded before it is used; a NaN is the canonical one
+    (cures 1 and 2)."""
+    return _seal(_canonical(x))
+
+
+def _canonical(x: Array) -> Array:
+    """`x` with every NaN the same: which operand's NaN an instruction hands on depends
+    on how it was compiled."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    info = jnp.finfo(x.dtype)
+    unsigned = jnp.dtype(f"uint{info.bits}")
+    infinity = np.array(np.inf, x.dtype).view(unsigned)
+    magnitude = np.array((1 << (info.bits - 1)) - 1, unsigned)
+    bits = lax.bitcast_convert_type(x, unsigned) & magnitude
+    return jnp.where(bits > infinity, jnp.array(jnp.nan, x.dtype), x)
 
 
 def _meet(a: Array, b: Array) -> tuple[Array, Array]:
@@ -47,43 +70,40 @@ def _meet(a: Array, b: Array) -> tuple[Array, Array]:
     return jnp.broadcast_to(a, shape), jnp.broadcast_to(b, shape)
 
 
-def _in_float32(function: Any, x: Array) -> Array:
-    """A function of 16-bit floats by way of float32, rounded once at the end."""
-    return _seal(function(x.astype(jnp.float32)).astype(x.dtype))
-
-
 @dataclass(frozen=True)
 class Rounding:
     """`xp` for the op table's functions.
 
     Args:
+      always: `always_true()`, made once a program.
       physical: whether a transposed operand of `dot` is a stored copy, whose
         transposition must be made physical for `dot` to see the layout that it sees
         where the transposition is only a value (cure 4).
     """
 
+    always: Array
     physical: bool = False
 
     # --- elementwise -----------------------------------------------------------------
 
     def add(self, a: Array, b: Array) -> Array:
-        return _seal(jnp.add(*_meet(a, b)))
+        return _rounded(jnp.add(*_meet(a, b)))
 
     def subtract(self, a: Array, b: Array) -> Array:
-        return _seal(jnp.subtract(*_meet(a, b)))
+        return _rounded(jnp.subtract(*_meet(a, b)))
 
     def multiply(self, a: Array, b: Array) -> Array:
-        return _product(jnp.multiply(*_meet(a, b)))
+        return _rounded(jnp.multiply(*_meet(a, b)))
 
     def divide(self, a: Array, b: Array) -> Array:
         a, b = _meet(a, b)
-        return _seal(jnp.divide(a, _seal(b)))
+        return _rounded(jnp.divide(a, _seal(b)))
 
     def maximum(self, a: Array, b: Array) -> Array:
-        return jnp.maximum(*_meet(a, b))
+        return _canonical(jnp.maximum(*_meet(a, b)))
 
     def minimum(self, a: Array, b: Array) -> Array:
-        return jnp.minimum(*_meet(a, b))
+        return _canonical(jnp.minimum(*_meet(a, b)))
 
     def less(self, a: Array, b: Array) -> Array:
         return jnp.less(*_meet(a, b))
@@ -109,16 +129,16 @@ class Rounding:
         return jnp.where(cond, a, b)
 
     def exp(self, x: Array) -> Array:
-        return _in_float32(jnp.exp, x)
+        return self._apart(jnp.exp, x)
 
     def exp2(self, x: Array) -> Array:
-        return _in_float32(jnp.exp2, x)
+        return self._apart(jnp.exp2, x)
 
     def log(self, x: Array) -> Array:
-        return _in_float32(jnp.log, x)
+        return self._apart(jnp.log, x)
 
     def sqrt(self, x: Array) -> Array:
-        return _in_float32(jnp.sqrt, x)
+        return _rounded(_by_float32(jnp.sqrt, x))
 
     def rsqrt(self, x: Array) -> Array:
         """1 / sqrt(x) in two roundings of float32."""
@@ -126,21 +146,24 @@ class Rounding:
         def inverse(y: Array) -> Array:
             return self.divide(jnp.ones_like(y), _seal(jnp.sqrt(y)))
 
-        return _in_float32(inverse, x)
+        return _rounded(_by_float32(inverse, x))
+
+    def _apart(self, function: Any, x: Array) -> Array:
+        """A transcendental function, fused with nothing (cure 5)."""
+        result = lax.cond(
+            self.always, lambda y: _by_float32(function, y), lambda y: y, _seal(x)
+        )
+        return _rounded(result)
 
     # --- reductions ------------------------------------------------------------------
 
     def sum(self, x: Array, axis: int | None, keepdims: bool) -> Array:
-        if axis is None:
-            shape = (1,) * x.ndim if keepdims else ()
-            return self.sum(x.reshape(-1), 0, False).reshape(shape)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
-        total = _halving_sum(x, axis % x.ndim)
-        return total if keepdims else jnp.squeeze(total, axis)
+        return _reduced(jnp.add, -0.0, x, axis, keepdims)
 
     def max(self, x: Array, axis: int | None, keepdims: bool) -> Array:
-        return jnp.max(x, axis=axis, keepdims=keepdims)
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        lowest = -jnp.inf if floating else jnp.iinfo(x.dtype).min
+        return _reduced(jnp.maximum, lowest, x, axis, keepdims)
 
     def softmax(self, x: Array, axis: int) -> Array:
         shifted = self.subtract(x, self.max(x, axis, True))
@@ -181,9 +204,13 @@ class Rounding:
 
     def cast(self, x: Array, dtype: DType) -> Array:
         """One rounding; float to integer truncates, saturates, NaN gives 0."""
+        if x.dtype == dtype.numpy:
+            return x
         if dtype.kind == "bool":
             return x != 0
-        return _seal(x.astype(dtype.numpy))
+        if dtype.name == "bfloat16" and jnp.issubdtype(x.dtype, jnp.integer):
+            x = _to_odd(x)
+        return _rounded(x.astype(dtype.numpy))
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
         return jnp.broadcast_to(x, shape)
@@ -197,6 +224,20 @@ class Rounding:
         return _seal(jnp.arange(start, start + size, dtype=dtype.numpy))
 
 
+def _by_float32(function: Any, x: Array) -> Array:
+    """A function of 16-bit floats by way of float32."""
+    return function(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _to_odd(x: Array) -> Array:
+    """int32 rounded to 24 bits, to odd where inexact: XLA goes to bfloat16 by way of
+    float32, and only so does that round once."""
+    high = x & ~0xFF
+    sticky = jnp.where(high == x, 0, 0x100)
+    fits = jnp.abs(x) < 1 << 24
+    return jnp.where(fits, x, high | sticky)
+
+
 def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
     rows, columns = a.shape[1 - contract[0]], b.shape[1 - contract[1]]
     product = lax.dot_general(
@@ -206,7 +247,7 @@ def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
-    return _seal(product)[:rows, :columns]
+    return _rounded(product)[:rows, :columns]
 
 
 def _two_wide(x: Array, axis: int) -> Array:
@@ -217,20 +258,27 @@ def _two_wide(x: Array, axis: int) -> Array:
     return jnp.concatenate([x, jnp.zeros_like(x)], axis=axis)
 
 
-def _halving_sum(x: Array, axis: int) -> Array:
-    """Halves added to halves until one is left; -0.0 is the neutral padding."""
+def _reduced(
+    combine: Any, neutral: float, x: Array, axis: int | None, keepdims: bool
+) -> Array:
+    """Halves combined with halves until one is left, padded with `neutral`."""
+    if axis is None:
+        shape = (1,) * x.ndim if keepdims else ()
+        return _reduced(combine, neutral, x.reshape(-1), 0, False).reshape(shape)
+    axis %= x.ndim
     size = x.shape[axis]
     width = 1 << (size - 1).bit_length()
     if width != size:
         padding = [(0, 0)] * x.ndim
         padding[axis] = (0, width - size)
-        x = jnp.pad(x, padding, constant_values=-0.0)
+        x = jnp.pad(x, padding, constant_values=jnp.array(neutral, x.dtype))
     level = 0
     while width > 1:
         width //= 2
         low = lax.slice_in_dim(x, 0, width, axis=axis)
-        x = low + lax.slice_in_dim(x, width, 2 * width, axis=axis)
+        x = combine(low, lax.slice_in_dim(x, width, 2 * width, axis=axis))
         level += 1
         if level % _TREE_LEVELS_A_FUSION == 0:
             x = _seal(x)
-    return _seal(x)
+    x = _rounded(x)
+    return x if keepdims else jnp.squeeze(x, axis)

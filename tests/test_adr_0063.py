@@ -131,7 +131,7 @@ def test_long_context() -> None:
     )  # fmt: skip
     unscoped = make("flash_unscoped", context=context, tile=64, queries=4, dim=32)
     with pytest.raises(
-        kb.ScratchOverflowError, match="^TLContext scratch overflow:"
+        kb.ScratchOverflowError, match=r"^TLContext scratch overflow:"
     ) as e:
         unscoped.call(*scoped.arrays)
     assert isinstance(e.value, RuntimeError)

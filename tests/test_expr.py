@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kbjax import expr
 from kbjax.expr import Expr, Var
 from tests.expressions import (
+    BINARY,
     DIVISIONS,
     NONZERO,
     constant_loops,
@@ -184,6 +185,27 @@ def test_bounds_of_linear_expressions_in_a_triangle_are_exact(size: int) -> None
         made = expr.add(expr.scale(x, a), expr.scale(y, b))
         values = [a * r + b * c for r in range(size) for c in range(r + 1)]
         assert expr.bounds(made) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("name", ["floordiv", "mod", "mul", "min", "max"])
+def test_bounds_of_two_operands_hold_and_are_near(name: str) -> None:
+    """Corners of every sign; exact but for `mod`, where they cannot be known."""
+    x, y = loops_of(4, 3)
+    make, python = (BINARY | DIVISIONS)[name]
+    for a, b in itertools.product((-9, -4, -3, -1, 0, 2), (-6, -3, 1, 2, 7)):
+        left = expr.add(expr.var(x), expr.const(a))
+        right = expr.add(expr.var(y), expr.const(b))
+        values = [python(a + p, b + q) for p in range(4) for q in range(3)]
+        low, high = expr.bounds(make(left, right))
+        assert low <= min(values) and max(values) <= high
+        if name != "mod":
+            assert (low, high) == (min(values), max(values))
+
+
+def test_bounds_in_a_loop_that_never_runs() -> None:
+    (never,) = loops_of(0)
+    made = expr.add(expr.scale(expr.var(never), 3), expr.const(5))
+    assert expr.bounds(made) == (5, 5)
 
 
 @pytest.mark.parametrize(

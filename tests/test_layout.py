@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "handle", "hardware", "op_log", "program", "recorder", "site", "tcm",
     },
     "cases": {"call", "dtypes", "errors"},
+    "cli": {"cases", "errors"},
     "context": {
         "dtypes", "emitter", "errors", "expr", "handle", "index", "ops", "program",
         "recorder", "site",

@@ -1,4 +1,4 @@
-"""TcmState and its pure functions: bytes, addresses, save points; under jit and vmap."""
+"""TcmState and its pure functions: bytes, addresses, save points; jit and vmap."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_alloc_fits_to_the_last_byte() -> None:
     """Fits while cursor <= size; the last byte included, one more not."""
     state, _ = tcm.alloc(tcm.init(SMALL), 1024)
     assert int(state.cursor) == 1024
-    with pytest.raises(kb.ScratchOverflowError, match="^TLContext scratch overflow:"):
+    with pytest.raises(kb.ScratchOverflowError, match=r"^TLContext scratch overflow:"):
         tcm.alloc(state, 1)
     with pytest.raises(kb.ScratchOverflowError) as e:
         tcm.alloc(tcm.init(SMALL), 1025)

@@ -1,0 +1,423 @@
+"""The shipped kernels: against float64, against PyTorch and JAX, exact against live,
+and the cases of attention that go wrong in the field."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import kbjax as kb
+from kbjax import cases
+from kbjax.kernels import _attention as attention
+from kbjax.kernels.flash_prefill import flash_prefill
+from kbjax.kernels.flash_unscoped import flash_unscoped
+from kbjax.kernels.gqa_decode import gqa_decode
+from tests.helpers import assert_same_bits, assert_same_tcm
+
+try:
+    import torch
+except ImportError:  # an optional extra; JAX's witness is always there
+    torch = None
+
+DTYPES = list(cases.TOLERANCE)
+NAMES = cases.kernel_names()
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+@functools.cache  # tests share a case's compiled functions
+def small(name: str, dtype: str = "float32", **sizes: Any) -> cases.Case:
+    module = cases.kernel_module(name)
+    return cases.make(name, **{**module.SMALL, **sizes, "dtype": dtype})
+
+
+# --- every kernel --------------------------------------------------------------------
+
+
+def test_the_shipped_kernels_are_found() -> None:
+    assert {"flash_prefill", "flash_unscoped", "gqa_decode"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_against_float64(name: str, dtype: str) -> None:
+    """The small case, also inside an outer jit."""
+    case = small(name, dtype)
+    out = case.call(*case.arrays)
+    assert case.error_of(out) <= case.tolerance
+    assert_same_bits(jax.jit(case.call)(*case.arrays), np.asarray(out), "jit")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "sizes"),
+    [(name, "float32", {}) for name in NAMES]
+    + [(name, DTYPES[1 + n % 2], {"num_pes": 1}) for n, name in enumerate(NAMES)]
+    + [("gqa_decode", "float32", {"num_pes": 1, "query_heads": 2, "dim": 33})],
+)
+def test_exact_is_live(name: str, dtype: str, sizes: dict[str, int]) -> None:
+    """Outputs and final bytes: many PEs in float32, one in the 16-bit types, and one
+    query row of odd width."""
+    case = small(name, dtype, **sizes)
+    live = case.call.run(*case.arrays)
+    exact = case.call.run(*case.arrays, fidelity="exact")
+    assert_same_bits(live.outputs, np.asarray(exact.outputs))
+    assert_same_bits(case.call(*case.arrays), np.asarray(exact.outputs))
+    assert_same_tcm(case.call.record(*case.arrays), live.tcm.memory, exact.tcm.memory)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_can_be_seen(name: str) -> None:
+    """A reference that is wrong by two tolerances is told from one that is right."""
+    case = small(name, num_pes=1)
+    want = case.reference()
+    wrong = want.copy()
+    wrong.flat[0] += 2 * case.tolerance * np.abs(want).max()
+    assert case.error_of(want) == 0
+    assert case.error_of(wrong) > case.tolerance
+    wrong.flat[0] = np.nan
+    assert not case.error_of(wrong) <= case.tolerance
+
+
+# --- outside witnesses ---------------------------------------------------------------
+
+Witness = Callable[[Any, Any, Any, np.ndarray], np.ndarray]
+
+
+def jax_attention(q: Any, k: Any, v: Any, mask: np.ndarray) -> np.ndarray:
+    """jax.nn.dot_product_attention; q: (G, M, D), k, v: (S, D), mask: (M, S)."""
+    heads = jnp.asarray(q).swapaxes(0, 1)[None]  # (1, M, G, D)
+    keys, values = (jnp.asarray(x)[None, :, None, :] for x in (k, v))
+    out = jax.nn.dot_product_attention(heads, keys, values, mask=mask[None, None])
+    return np.asarray(out[0].swapaxes(0, 1)).astype(np.float64)
+
+
+def torch_attention(q: Any, k: Any, v: Any, mask: np.ndarray) -> np.ndarray:
+    """PyTorch's scaled_dot_product_attention, its mask explicit: its own `is_causal`
+    is aligned top-left."""
+    q, k, v = (torch.from_numpy(np.array(x, np.float32)) for x in (q, k, v))
+    group = q.shape[0]
+    keys, values = (x[None].expand(group, -1, -1) for x in (k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, keys, values, attn_mask=torch.from_numpy(mask)
+    )
+    return out.numpy().astype(np.float64)
+
+
+WITNESSES: dict[str, Witness] = {"jax": jax_attention}
+if torch is not None:
+    WITNESSES["torch"] = torch_attention
+
+
+def test_a_witness_is_always_present() -> None:
+    """It agrees with float64, and sees a mask."""
+    assert "jax" in WITNESSES
+    rng = np.random.default_rng(0)
+    shapes = ((2, 3, 8), (5, 8), (5, 8))
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    causal = np.tri(3, 5, 2, dtype=bool)
+    full = jax_attention(q, k, v, np.ones((3, 5), bool))
+    masked = jax_attention(q, k, v, causal)
+    for got, flag in ((full, False), (masked, True)):
+        want = [attention.attention_reference(one, k, v, causal=flag) for one in q]
+        np.testing.assert_allclose(got, np.stack(want), atol=1e-6)
+    assert not np.allclose(full, masked, atol=1e-3)
+
+
+@pytest.mark.parametrize("witness", WITNESSES)
+@pytest.mark.parametrize("context", [96, 100])
+def test_decode_against(witness: str, context: int) -> None:
+    case = small("gqa_decode", num_pes=1, context=context)
+    q, k, v = case.arrays
+    mask = np.ones((1, context), bool)
+    want = WITNESSES[witness](np.asarray(q)[:, None], k, v, mask)[:, 0]
+    np.testing.assert_allclose(np.asarray(case.call(q, k, v)), want, atol=4e-6)
+
+
+@pytest.mark.parametrize("witness", WITNESSES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "context"), [(70, 150), (64, 64), (1, 33)])
+def test_prefill_against(
+    witness: str, causal: bool, queries: int, context: int
+) -> None:
+    """Causal is aligned bottom-right: query r sees keys up to r + S - Sq."""
+    sizes = {"queries": queries, "context": context, "causal": causal, "num_pes": 1}
+    case = small("flash_prefill", **sizes)
+    mask = np.ones((queries, context), bool)
+    if causal:
+        mask = np.tri(queries, context, context - queries, dtype=bool)
+    want = WITNESSES[witness](*case.arrays, mask)
+    got = np.asarray(case.call(*case.arrays))
+    np.testing.assert_allclose(got, want, atol=4e-6)
+
+
+# --- field cases ---------------------------------------------------------------------
+
+
+def prefill(
+    q: Any, k: Any, v: Any, *, tile: int = 16, block: int = 16, causal: bool = True
+) -> np.ndarray:
+    """q: (M, D), k and v: (S, D), one head."""
+    q = np.asarray(q)
+    call = kb.kernel_call(
+        partial(flash_prefill, tile=tile, block=block, causal=causal),
+        jax.ShapeDtypeStruct((1, *q.shape), q.dtype),
+    )
+    return np.asarray(call(q[None], k, v))[0]
+
+
+def decode(q: Any, k: Any, v: Any, tile: int = 16, kernel: Any = gqa_decode) -> Any:
+    q = np.asarray(q)
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    return np.asarray(kb.kernel_call(partial(kernel, tile=tile), out)(q, k, v))
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def counting(n: int, dim: int = 1) -> np.ndarray:
+    """v[i] = i in every column."""
+    return np.repeat(np.arange(n, dtype=np.float32)[:, None], dim, 1)
+
+
+@pytest.mark.parametrize(("tile", "block"), [(16, 16), (1, 2)])
+def test_fc01_rows_that_see_nothing(tile: int, block: int) -> None:
+    """Causal with more queries than keys: rows 0 and 1 are 0, never NaN or a mean."""
+    v = np.array([[3], [7]], np.float32)
+    got = prefill(zeros(4, 1), zeros(2, 1), v, tile=tile, block=block)
+    np.testing.assert_array_equal(got[:, 0], [0, 0, 3, 5])
+
+
+@pytest.mark.parametrize("hidden", ["first", "middle", "last"])
+def test_fc01_a_masked_tile_changes_nothing(hidden: str) -> None:
+    """A tile of scores -inf, wherever it comes, leaves the row's result alone."""
+    rng = np.random.default_rng(1)
+    s = rng.standard_normal((2, 12)).astype(np.float32)
+    v = rng.standard_normal((12, 3)).astype(np.float32)
+    at = {"first": 0, "middle": 4, "last": 8}[hidden]
+    s[0, at : at + 4] = -np.inf
+
+    def kernel(tl: Any, s: Any, v: Any, o: Any) -> None:
+        state = attention.start(tl, 2, 3)
+        for j in tl.range(3):
+            with tl.scratch_scope():
+                tile = tl.ds(j * 4, 4)
+                attention.fold(tl, state, tl.load(s[:, tile]), tl.load(v[tile, :]))
+        tl.store(o, attention.finish(tl, state))
+
+    got = kb.kernel_call(kernel, jax.ShapeDtypeStruct((2, 3), "float32"))(s, v)
+    p = np.exp(s.astype(np.float64))
+    np.testing.assert_allclose(got, p @ v / p.sum(1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [gqa_decode, flash_unscoped])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_fc05_scores_beyond_float16(dtype: str, kernel: Any) -> None:
+    """q.k of 741,455 overflows float16 before it is scaled; the output is 1 exactly."""
+    kind = numpy_dtype(dtype)
+    q = np.full((1, 128), 256).astype(kind)
+    k = np.stack([np.full(128, 256), np.full(128, 255)]).astype(kind)
+    v = np.stack([np.full(128, 1), np.full(128, 2)]).astype(kind)
+    want = np.full((1, 128), 1, kind)
+    assert_same_bits(decode(q, k, v, kernel=kernel), want)
+    if kernel is gqa_decode:
+        assert_same_bits(prefill(q, k, v, causal=False), want)
+        if dtype == "float16":  # the trap is real
+            with np.errstate(over="ignore"):
+                assert np.isinf((q * k[:1]).sum(1, dtype=np.float16)).all()
+
+
+@pytest.mark.parametrize("context", [1, 63, 64, 65, 100, 129])
+def test_fc10_a_partial_last_tile(context: int) -> None:
+    """q = 0 and v[i] = i: the mean (S - 1) / 2 exactly, in every kernel."""
+    q, k, v = zeros(2, 4), zeros(context, 4), counting(context, 4)
+    want = np.full((2, 4), (context - 1) / 2, np.float32)
+    for kernel in (gqa_decode, flash_unscoped):
+        got = decode(q, k, v, 64, kernel)
+        np.testing.assert_allclose(got, want, rtol=3e-7, err_msg=kernel.__name__)
+    got = prefill(q, k, v, tile=64, causal=False)
+    np.testing.assert_allclose(got, want, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "want"),
+    [
+        (2, 5, [1.5, 2.0]),
+        (5, 2, [0, 0, 0, 0, 0.5]),
+        (1, 5, [2.0]),
+        (1, 1, [0.0]),
+        (64, 200, [(136 + r) / 2 for r in range(64)]),
+    ],
+)
+def test_fc12_causal_is_aligned_bottom_right(
+    queries: int, keys: int, want: list[float]
+) -> None:
+    tile, block = (3, 4) if keys < 100 else (64, 16)
+    got = prefill(
+        zeros(queries, 1), zeros(keys, 1), counting(keys), tile=tile, block=block
+    )
+    np.testing.assert_allclose(got[:, 0], want, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("dim", "want"),
+    [
+        (64, 2.492652735),
+        (80, 2.423376470),
+        (96, 2.366650675),
+        (128, 2.278620914),
+        (256, 2.084576488),
+    ],
+)
+def test_fc13_head_sizes(dim: int, want: float) -> None:
+    """The last column is used, and the scale is that of the true width."""
+    q = zeros(2, dim)
+    q[:, -1] = 8
+    k = zeros(4, dim)
+    k[:, -1] = np.arange(4)
+    v = counting(4, dim)
+    for kernel in (gqa_decode, flash_unscoped):
+        np.testing.assert_allclose(decode(q, k, v, 2, kernel), want, rtol=1e-6)
+    got = prefill(q, k, v, tile=2, block=2, causal=False)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(8, 2), (8, 8), (8, 1), (28, 4), (64, 8)])
+def test_fc14_which_kv_head(counts: tuple[int, int]) -> None:
+    """V of KV head h is h + 1: query head h reads KV head h // group."""
+    query_heads, kv_heads = counts
+    group = attention.group_size(query_heads, kv_heads)
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((kv_heads, group, 4)).astype(np.float32)
+    k = rng.standard_normal((kv_heads, 3, 4)).astype(np.float32)
+    v = np.tile(np.arange(1, kv_heads + 1, dtype=np.float32)[:, None, None], (1, 3, 4))
+    want = [1.0 + h // (query_heads // kv_heads) for h in range(query_heads)]
+    one = kv_heads == 1
+    arrays = [x[0] if one else x for x in (q, k, v)]
+    call = kb.kernel_call(
+        partial(gqa_decode, tile=2),
+        jax.ShapeDtypeStruct((group, 4), "float32"),
+        num_pes=kv_heads,
+    )
+    got = np.asarray(call(*arrays)).reshape(query_heads, 4)
+    np.testing.assert_allclose(got, np.repeat(want, 4).reshape(-1, 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (33, 2), (2, 4), (4, 0)])
+@pytest.mark.parametrize("name", ["gqa_decode", "flash_prefill"])
+def test_fc14_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> None:
+    """A ValueError that names both, before any data is made."""
+    query_heads, kv_heads = counts
+    with pytest.raises(ValueError, match=rf"\b{query_heads}\b.*\b{kv_heads}\b"):
+        cases.make(name, query_heads=query_heads, kv_heads=kv_heads, context=1 << 40)
+
+
+@pytest.mark.parametrize("context", [15, 16, 17])
+def test_contexts_that_are_no_multiple_of_the_tile(context: int) -> None:
+    """Shorter than a tile, one more, one less."""
+    rng = np.random.default_rng(context)
+    q = rng.standard_normal((3, 8)).astype(np.float32)
+    k, v = (rng.standard_normal((context, 8)).astype(np.float32) for _ in range(2))
+    want = attention.attention_reference(q, k, v)
+    for kernel in (gqa_decode, flash_unscoped):
+        np.testing.assert_allclose(decode(q, k, v, 16, kernel), want, atol=2e-6)
+    for causal in (False, True):
+        got = prefill(q, k, v, causal=causal)
+        want = attention.attention_reference(q, k, v, causal=causal)
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38])
+def test_invisible_rows_do_not_leak(garbage: float) -> None:
+    """Keys and values that a causal row does not see may hold anything; the rows that
+    do not see them keep their bits."""
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((20, 8)).astype(np.float32) for _ in range(3))
+    clean = prefill(q, k, v)
+    for bad_k, bad_v in ((True, False), (False, True), (True, True)):
+        dirty_k, dirty_v = k.copy(), v.copy()
+        if bad_k:
+            dirty_k[13] = garbage
+        if bad_v:
+            dirty_v[13] = garbage
+        got = prefill(q, dirty_k, dirty_v)
+        assert_same_bits(got[:13], clean[:13], f"k {bad_k} v {bad_v}")
+        if np.isnan(garbage):  # a NaN in a visible key reaches its own rows
+            assert np.isnan(got[13:]).all()
+
+
+def test_a_nan_query_reaches_its_own_row() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((20, 8)).astype(np.float32) for _ in range(3))
+    for run in (prefill, decode):
+        clean = run(q, k, v)
+        dirty = q.copy()
+        dirty[7, 3] = np.nan
+        got = run(dirty, k, v)
+        assert np.isnan(got[7]).all()
+        keep = np.arange(20) != 7
+        assert_same_bits(got[keep], clean[keep], run.__name__)
+
+
+def test_a_nan_of_one_pe_stays_there() -> None:
+    case = small("gqa_decode")
+    q, k, v = (np.array(x) for x in case.arrays)
+    clean = np.asarray(case.call(q, k, v))
+    v[1, 5] = np.nan
+    got = np.asarray(case.call(q, k, v))
+    assert np.isnan(got[1]).all()
+    assert_same_bits(got[0], clean[0])
+
+
+# --- the sweep without scopes --------------------------------------------------------
+
+
+def test_unscoped_overflows_at_a_named_iteration() -> None:
+    """The default case fits; a large context overflows where the arithmetic says."""
+    fits = cases.make("flash_unscoped")
+    program = fits.call.record(*fits.arrays)
+    (loop,) = (item for item in program.walk() if hasattr(item, "growth_bytes"))
+    budget = program.hardware.pe_tcm.scratch_bytes
+    assert program.peak_scratch <= budget
+    kernel = partial(flash_unscoped, tile=16)
+    out = jax.ShapeDtypeStruct((16, 128), "float32")
+    q = jax.ShapeDtypeStruct((16, 128), "float32")
+    keys = jax.ShapeDtypeStruct((1 << 17, 128), "float32")
+    with pytest.raises(
+        kb.ScratchOverflowError, match=r"^TLContext scratch overflow:"
+    ) as error:
+        kb.kernel_call(kernel, out).record(q, keys, keys)
+    first = (budget - _before(program, loop)) // loop.growth_bytes
+    assert f" in iteration {first} of the loop at flash_unscoped.py:" in str(
+        error.value
+    )
+    assert "scratch_scope" in str(error.value)
+    # One tile fewer than that fits, save for what comes after the loop.
+    keys = jax.ShapeDtypeStruct(((first - 1) * 16, 128), "float32")
+    kb.kernel_call(kernel, out).record(q, keys, keys)
+
+
+def _before(program: Any, loop: Any) -> int:
+    """The cursor where the loop begins."""
+    inside = (a for a in program.allocations.values() if loop.index in a.loops)
+    return min(a.cursor_bytes for a in inside)
+
+
+def test_scoped_scratch_does_not_grow() -> None:
+    """A million tokens take the scratch of one tile."""
+    peaks = set()
+    for context in (1 << 10, 1 << 20):
+        q, k = (jax.ShapeDtypeStruct((n, 128), "float32") for n in (8, context))
+        call = kb.kernel_call(gqa_decode, q)
+        peaks.add(call.record(q, k, k).peak_scratch)
+    assert len(peaks) == 1
