@@ -1,14 +1,12 @@
 """The scratch arena while a kernel is recorded: bump cursor, save points, lifetimes,
 exact peak, and overflow found without running a loop's iterations.
 
-The cursor is that of iteration 0 of every open loop. A rolled loop whose body leaves
-the cursor g bytes higher moves each later iteration up by g, so what a body needs at
-its highest, plus g times the last iteration, is the loop's exact peak.
+The cursor is that of iteration 0 of every open loop; kbjax.growth says what the later
+iterations do to it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +14,7 @@ from typing import Literal
 from kbjax import errors
 from kbjax.dtypes import DType
 from kbjax.expr import Var
+from kbjax.growth import Event, LoopGrowth, Overrun, first_overrun, held_by, highest
 from kbjax.hardware import PeTcm
 from kbjax.program import Allocation, Shape
 from kbjax.site import Site
@@ -29,35 +28,11 @@ class Death:
     site: Site
 
 
-@dataclass(frozen=True)
-class _LoopEvents:
-    """What a finished rolled loop did to the cursor."""
-
-    events: tuple[_Event, ...]
-    trip: int
-    growth_bytes: int
-    scope_depth: int
-    site: Site
-
-    def highest(self) -> int:
-        inner = max((_highest(e) for e in self.events), default=0)
-        return inner + self.growth_bytes * (self.trip - 1)
-
-
-_Event = Allocation | _LoopEvents
-
-
-def _highest(event: _Event) -> int:
-    if isinstance(event, Allocation):
-        return event.cursor_bytes + event.aligned_bytes
-    return event.highest()
-
-
 @dataclass
 class _OpenLoop:
     index: Var
     site: Site
-    events: list[_Event]
+    events: list[Event]
     runs: bool
     start_bytes: int
     first_uid: int
@@ -76,6 +51,7 @@ class Arena:
     _next_uid: int = 0
     _scopes: list[tuple[int, int, Site]] = field(default_factory=list)
     _loops: list[_OpenLoop] = field(default_factory=list)
+    _finished: list[tuple[int, LoopGrowth]] = field(default_factory=list)
 
     @property
     def scope_depth(self) -> int:
@@ -120,10 +96,9 @@ class Arena:
             site=site,
         )
         if self._runs():
-            if _highest(made) > self.tcm.scratch_bytes:
-                held = [(other, 1) for other in self.alive()]
-                raise self._overflow(made, (), self.cursor, held)
-            self.peak = max(self.peak, _highest(made))
+            if highest(made) > self.tcm.scratch_bytes:
+                raise self._overflow(Overrun(made, (), self.cursor, ()))
+            self.peak = max(self.peak, highest(made))
             if self._loops:
                 self._loops[-1].events.append(made)
         self.cursor += made.aligned_bytes
@@ -140,6 +115,7 @@ class Arena:
     def exit_scope(self) -> None:
         """Rewind to the innermost save point; what was allocated since is dead."""
         self.cursor, first_uid, site = self._scopes.pop()
+        self._finished = [one for one in self._finished if one[0] < self.cursor]
         self._bury(first_uid, Death("scope", site))
 
     def _bury(self, first_uid: int, death: Death) -> None:
@@ -160,17 +136,16 @@ class Arena:
         self._bury(loop.first_uid, Death("iteration", loop.site))
         return self.cursor - loop.start_bytes
 
-    def restart_iteration(self) -> int:
-        """Back to the iteration's start, to record the body once more alike. Gives
-        the uid from which on allocations are made anew."""
+    def restart_iteration(self) -> None:
+        """Back to the iteration's start, to record the body once more alike."""
         loop = self._loops[-1]
         self.cursor = loop.start_bytes
+        self._finished = [one for one in self._finished if one[0] < self.cursor]
         self._next_uid = loop.first_uid
         for uid in [uid for uid in self.allocations if uid >= loop.first_uid]:
             del self.allocations[uid]
             self.deaths.pop(uid, None)
         loop.events.clear()
-        return loop.first_uid
 
     def exit_loop(self, trip: int | None) -> int:
         """Close the loop; the cursor goes to where its last iteration leaves it.
@@ -190,16 +165,19 @@ class Arena:
         if not (loop.runs and self._runs()):
             self.cursor = loop.start_bytes
             return growth
-        closed = _LoopEvents(
-            tuple(loop.events), trip or 1, growth, self.scope_depth, loop.site
+        closed = LoopGrowth(
+            loop.index, tuple(loop.events), growth, self.scope_depth, loop.site
         )
-        if closed.highest() > self.tcm.scratch_bytes:
-            self.cursor = loop.start_bytes
-            raise self._first_overflow(closed)
-        self.peak = max(self.peak, closed.highest() if loop.events else 0)
-        self.cursor = loop.start_bytes + growth * closed.trip
+        self.cursor = loop.start_bytes
+        if highest(closed) > self.tcm.scratch_bytes:
+            overrun = first_overrun(closed, self.tcm.scratch_bytes)
+            raise self._overflow(overrun)
+        self.peak = max(self.peak, highest(closed))
+        self.cursor += growth * closed.trip
         if self._loops:
             self._loops[-1].events.append(closed)
+        if growth:
+            self._finished.append((loop.start_bytes, closed))
         return growth
 
     def abandon_loop(self) -> None:
@@ -209,58 +187,26 @@ class Arena:
 
     # --- overflow --------------------------------------------------------------------
 
-    def _first_overflow(self, loop: _LoopEvents) -> errors.ScratchOverflowError:
-        budget = self.tcm.scratch_bytes
-        iterations: list[tuple[Site, int]] = []
-        held = [(made, 1) for made in self.alive()]
-        shift = 0
-        event: _Event = loop
-        while isinstance(event, _LoopEvents):
-            inner = max(_highest(e) for e in event.events) + shift
-            room = budget - inner
-            # The first iteration k with inner + k * growth > budget.
-            k = 0 if room < 0 else room // event.growth_bytes + 1
-            iterations.append((event.site, k))
-            shift += k * event.growth_bytes
-            held += _held(event, k)
-            failing = next(e for e in event.events if _highest(e) + shift > budget)
-            done = event.events[: event.events.index(failing)]
-            held += _held(dataclasses.replace(event, events=done), 1)
-            event = failing
-        return self._overflow(event, iterations, event.cursor_bytes + shift, held)
-
-    def _overflow(
-        self,
-        made: Allocation,
-        iterations: Sequence[tuple[Site, int]],
-        cursor: int,
-        held: Sequence[tuple[Allocation, int]],
-    ) -> errors.ScratchOverflowError:
-        open_loops = [] if iterations else [(loop.site, 0) for loop in self._loops]
+    def _overflow(self, overrun: Overrun) -> errors.ScratchOverflowError:
+        made = overrun.made
+        held = [(other, 1) for other in self.alive()]
+        for start, loop in self._finished:
+            if start < self.cursor:
+                held += held_by(loop, loop.trip)
         overflow = errors.Overflow(
             op=made.op,
             requested_bytes=made.nbytes,
             aligned_bytes=made.aligned_bytes,
-            cursor_bytes=cursor,
+            cursor_bytes=overrun.cursor_bytes,
             budget_bytes=self.tcm.scratch_bytes,
-            iterations=tuple(iterations) or tuple(open_loops),
+            iterations=(
+                *((loop.site, 0) for loop in self._loops),
+                *overrun.iterations,
+            ),
             scopes=self.scope_sites,
-            live=_grouped(held),
+            live=_grouped([*held, *overrun.held]),
         )
         return errors.ScratchOverflowError(overflow, site=made.site)
-
-
-def _held(loop: _LoopEvents, iterations: int) -> list[tuple[Allocation, int]]:
-    """What `iterations` of the loop hold on to: (allocation, how many of them). What
-    a scope inside the body has given back is not held."""
-    found: list[tuple[Allocation, int]] = []
-    for event in loop.events:
-        if isinstance(event, _LoopEvents):
-            inner = _held(event, event.trip) if event.growth_bytes else []
-            found += [(made, n * iterations) for made, n in inner]
-        elif event.scope_depth == loop.scope_depth:
-            found.append((event, iterations))
-    return [(made, n) for made, n in found if n]
 
 
 def _grouped(

@@ -20,7 +20,7 @@ from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
 from kbjax.program import Program, StoreCmd, TensorSpec
 from kbjax.recorder import Checks, Recorder
-from kbjax.site import without_internal_frames
+from kbjax.site import user_frames
 from kbjax.tcm import TcmState
 
 Key = tuple[tuple[tuple[int, ...], str], ...]
@@ -72,6 +72,7 @@ class KernelCall:
         self._programs: dict[Key, Program] = {}
         self._compiled: dict[tuple[Key, Fidelity, bool], Callable[..., Any]] = {}
 
+    @user_frames
     def __call__(self, *arrays: Any) -> Any:
         """Phase 2: the outputs, as JAX arrays.
 
@@ -86,6 +87,7 @@ class KernelCall:
         outputs, _ = self._replay(arrays, None, with_memory=False)
         return outputs
 
+    @user_frames
     def run(self, *arrays: Any, fidelity: Fidelity | None = None) -> RunResult:
         """Phase 2 with the final memory.
 
@@ -97,12 +99,14 @@ class KernelCall:
         outputs, memory = self._replay(arrays, fidelity, with_memory=True)
         return RunResult(outputs, memory)
 
+    @user_frames
     def record(self, *arrays: Any) -> Program:
         """Phase 1: the program, for arrays or `jax.ShapeDtypeStruct`s."""
         return self._recorded(
             self._specs([arguments.shaped(a, i) for i, a in enumerate(arrays)])
         )
 
+    @user_frames
     def op_log(self, *arrays: Any) -> op_log.OpLog:
         """Phase 1: the timed log, for arrays or `jax.ShapeDtypeStruct`s."""
         return op_log.of(self.record(*arrays))
@@ -187,14 +191,9 @@ class KernelCall:
         )
         order = [*range(len(inputs)), *output_slots]
         tensors = [HbmTensor(slots[slot], slot) for slot in order]
-        try:
-            arguments.check_call(self._kernel, len(inputs), len(output_slots))
-            self._kernel(context, *tensors)
-            commands = recorder.finish()
-        except errors.KbjaxError as error:
-            # The last frame shown is the kernel's line, not one of kbjax's.
-            shown = without_internal_frames(error.__traceback__)
-            raise error.with_traceback(shown) from None
+        arguments.check_call(self._kernel, len(inputs), len(output_slots))
+        self._kernel(context, *tensors)
+        commands = recorder.finish()
         arena = recorder.arena
         program = Program(
             name=arguments.kernel_name(self._kernel),
@@ -254,6 +253,7 @@ class KernelCall:
         return tuple(slots), tuple(output_slots)
 
 
+@user_frames
 def kernel_call(
     kernel: Callable[..., None],
     out_shape: Any,

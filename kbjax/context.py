@@ -7,18 +7,17 @@ Elementwise and reduction methods are made from the rows of the op table.
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kbjax import dtypes, errors, expr, handle, index, ops
-from kbjax.emitter import Emitter, as_tuple, python_scalar
-from kbjax.expr import Expr
-from kbjax.handle import HbmView, Slice, TensorHandle
+from kbjax.aliases import Aliases
+from kbjax.emitter import python_scalar
+from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
-from kbjax.program import CopyCmd, LoadCmd, Ref, Scalar, StoreCmd
+from kbjax.program import CopyCmd, LoadCmd, Scalar, StoreCmd
 from kbjax.recorder import Recorder
 from kbjax.site import Site
 
@@ -45,7 +44,7 @@ class _ScopeGuard:
         self.recorder.close_scope(self.name, self.site, self.mark)
 
 
-class TLContext(Emitter):
+class TLContext(Aliases):
     """The kernel's first argument. One method a Triton-like operation."""
 
     if TYPE_CHECKING:  # the methods made from the op table
@@ -72,7 +71,9 @@ class TLContext(Emitter):
         if other is not None:
             other = python_scalar(other)
             if other is None:
-                raise errors.DTypeError("load takes a number as other", site=site)
+                raise errors.DTypeError(
+                    "load takes a number as other", site=site, remedy="Pass other=0.0"
+                )
             ops.TABLE["full"].infer([other], {"shape": (), "dtype": view.dtype})
         ref = self._proven("load", view, "other=", fill=other is not None)
         if 0 in ref.shape:
@@ -80,6 +81,7 @@ class TLContext(Emitter):
                 "load of an empty view: a tile has at least one element",
                 site=site,
                 got=f"{view}, shape {ref.shape}",
+                remedy="Skip the load where there is nothing to load",
             )
         out = self._allocate("load", ref.shape, ref.dtype, site)
         filling = other if ref.has_tail else None
@@ -183,6 +185,7 @@ class TLContext(Emitter):
                 "copy_to needs tiles of one shape",
                 site=site,
                 got=f"dst {write.shape}, src {read.shape}",
+                remedy="Reshape or broadcast src, or make dst in its shape",
             )
         if write.dtype != read.dtype:
             raise errors.DTypeError(
@@ -229,86 +232,6 @@ class TLContext(Emitter):
             "broadcast_to", (x,), {"shape": self._shape(shape, site)}, site
         )
 
-    def reshape(self, x: TensorHandle, shape: object) -> TensorHandle:
-        """The same bytes under another shape; one size may be -1. No command."""
-        site = self._recorder.enter_call()
-        ref = self._tile("reshape", x, site)
-        sizes = list(as_tuple(shape))
-        if sizes.count(-1) == 1:
-            known = math.prod(size for size in sizes if size != -1)
-            sizes[sizes.index(-1)] = ref.size // known if known else 0
-        wanted = self._shape(sizes, site)
-        if math.prod(wanted) != ref.size:
-            raise errors.ShapeError(
-                "reshape keeps the number of elements",
-                site=site,
-                got=f"{ref.shape} to {tuple(as_tuple(shape))}",
-            )
-        return self._alias(x, replace(ref, shape=wanted), "reshape", site)
-
-    def expand_dims(self, x: TensorHandle, axis: int) -> TensorHandle:
-        """The same bytes with an axis of size 1 at `axis`. No command."""
-        site = self._recorder.enter_call()
-        ref = self._tile("expand_dims", x, site)
-        at = ops.normalised_axis("expand_dims", axis, len(ref.shape) + 1)
-        shape = (*ref.shape[:at], 1, *ref.shape[at:])
-        return self._alias(x, replace(ref, shape=shape), "expand_dims", site)
-
-    def view_of(self, x: TensorHandle, key: object) -> TensorHandle:
-        """`x[key]`: None adds an axis, `tl.ds` or a slice narrows the leading axis."""
-        site = self._recorder.enter_call()
-        ref = self._tile("indexing", x, site)
-        offset, shape, axis = ref.offset, [], 0
-        for one in key if isinstance(key, tuple) else (key,):
-            if one is None:
-                shape.append(1)
-                continue
-            if axis >= len(ref.shape):
-                raise errors.ShapeError(
-                    f"too many indices into a tile of {len(ref.shape)} axes", site=site
-                )
-            if isinstance(one, slice) and one == slice(None):
-                shape.append(ref.shape[axis])
-            else:
-                first, size = self._leading(one, axis, ref, site)
-                row = math.prod(ref.shape[1:]) * ref.dtype.nbytes
-                offset = expr.add(offset, expr.scale(first, row))
-                shape.append(size)
-            axis += 1
-        full = (*shape, *ref.shape[axis:])
-        return self._alias(x, replace(ref, offset=offset, shape=full), "view", site)
-
-    def _leading(
-        self, key: object, axis: int, ref: Ref, site: Site
-    ) -> tuple[Expr, int]:
-        rows = ref.shape[0]
-        if isinstance(key, slice) and key.step in (None, 1):
-            ends = [0 if key.start is None else key.start, key.stop]
-            ends[1] = rows if key.stop is None else key.stop
-            low, high = (self._static(end, "a slice", site) for end in ends)
-            low, high = (end + rows if end < 0 else end for end in (low, high))
-            key = Slice(expr.const(low), high - low)
-        if axis != 0 or not isinstance(key, Slice) or key.size < 1:
-            raise errors.ShapeError(
-                "a tile is indexed by None, and by slices of at least one row on its "
-                "leading axis",
-                site=site,
-                got=str(key),
-                remedy="Select elements with tl.where and tl.arange, or slice the HBM "
-                "view before loading it",
-            )
-        first = self._recorder.use_index(key.start, site)
-        end, domain = expr.add(first, expr.const(key.size)), self._recorder.domain
-        problem = domain.violation(expr.ZERO, first) or domain.violation(
-            end, expr.const(rows)
-        )
-        if problem is not None:
-            raise errors.OutOfBoundsError(
-                f"rows {first}:+{key.size} leave a tile of {rows} rows{problem}",
-                site=site,
-            )
-        return first, key.size
-
     # --- control ---------------------------------------------------------------------
 
     ds = staticmethod(handle.ds)
@@ -327,7 +250,10 @@ class TLContext(Emitter):
             value = index.as_expr(end)
             if value is None:
                 raise errors.ShapeError(
-                    "tl.range counts integers", site=site, got=repr(end)
+                    "tl.range counts integers",
+                    site=site,
+                    got=repr(end),
+                    allowed="Python and symbolic integers",
                 )
             ends.append(self._recorder.use_index(value, site))
         return self._recorder.loop(
@@ -348,7 +274,9 @@ class TLContext(Emitter):
     def _step(self, step: object, op: str, site: Site) -> int:
         value = self._static(step, op, site)
         if value == 0:
-            raise errors.ShapeError(f"{op} with step 0 never ends", site=site)
+            raise errors.ShapeError(
+                f"{op} with step 0 never ends", site=site, allowed="any other step"
+            )
         return value
 
     def program_id(self) -> Index:
@@ -366,9 +294,16 @@ class TLContext(Emitter):
         site = self._recorder.enter_call()
         pair = [index.as_expr(x) for x in (a, b)]
         if pair[0] is None or pair[1] is None:
-            raise errors.ShapeError("cdiv divides integers", site=site, got=f"{a}, {b}")
+            raise errors.ShapeError(
+                "cdiv divides integers",
+                site=site,
+                got=f"{a}, {b}",
+                allowed="Python and symbolic integers",
+            )
         if pair[1] == expr.ZERO:
-            raise errors.ShapeError("cdiv by 0", site=site, got=f"cdiv({a}, 0)")
+            raise errors.ShapeError(
+                "cdiv by 0", site=site, got=f"cdiv({a}, 0)", allowed="any other divisor"
+            )
         if pair[0].is_const and pair[1].is_const:
             return -(-pair[0].const // pair[1].const)
         return (a + (b - 1)) // b if expr.bounds(pair[1])[0] > 0 else -(-a // b)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kbjax import expr, hbm, liveness, ops, tcm
+from kbjax import expr, hbm, liveness, ops, signatures, tcm
 from kbjax.dtypes import DType
 from kbjax.expr import Expr, Var
 from kbjax.program import (
@@ -296,7 +296,7 @@ class _Replay:
         """The row's function on the operands, each in the row's operand dtype."""
         row, attrs = ops.TABLE[command.op], dict(command.attrs)
         arguments = [
-            ops.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
+            signatures.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
             for x in command.operands
         ]
         signature = row.infer(arguments, attrs)
@@ -325,7 +325,9 @@ class _Replay:
         all PEs share would be broadcast behind the barriers of `rounding`."""
         found = self._value_of(value, env) if isinstance(value, Expr) else value
         if not isinstance(found, jax.Array):
+            assert self.rounding is not None
             found = jnp.asarray(np.asarray(found).astype(dtype.numpy))
+            found = self.rounding.unknown(found)
         return jnp.broadcast_to(found, self.lead)
 
     # --- loops -----------------------------------------------------------------------

@@ -65,8 +65,19 @@ class Domain:
         )
         if not wrong.any():
             return True, None
-        first = int(np.argmax(wrong))
+        first = int(np.argmax(wrong != 0))
         return True, {v: int(column[first]) for v, column in points.columns.items()}
+
+    def highest(self, value: Expr) -> int:
+        """The highest value over the iterations that run; 0 where none does. Safe, not
+        exact, where there are too many iterations to enumerate."""
+        points = self._points(variables(value, *(loop.trip for loop in self.loops)))
+        if points is None:
+            return bounds(value)[1]
+        if not points.size:
+            return 0
+        values = np.asarray(evaluate(value, points.columns, np))
+        return int(np.max(values))
 
     def violation(self, low: Expr, high: Expr) -> Violation | None:
         """Where ``low <= high`` does not hold, or None where it is proven."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import dtypes, errors, expr, index, ops
+from kbjax import dtypes, errors, expr, index, ops, signatures
 from kbjax.domain import Violation
 from kbjax.dtypes import DType
 from kbjax.handle import HbmView, TensorHandle
@@ -61,10 +61,10 @@ class Emitter:
         row = ops.TABLE[name]
         if len(operands) != len(row.parameters):
             raise errors.KernelError(
-                f"{name} takes {len(row.parameters)} operands: "
-                f"{', '.join(row.parameters)}",
+                f"{name} takes {len(row.parameters)} operands",
                 site=site,
                 got=len(operands),
+                allowed=f"{name}({', '.join(row.parameters)})",
             )
         if not any(isinstance(x, TensorHandle | HbmView) for x in operands):
             raise errors.DTypeError(
@@ -80,8 +80,9 @@ class Emitter:
     ) -> TensorHandle:
         row = ops.TABLE[name]
         commanded: list[Operand] = [self._operand(name, x, site) for x in operands]
-        arguments: list[ops.Argument] = [
-            ops.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x for x in commanded
+        arguments: list[signatures.Argument] = [
+            signatures.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
+            for x in commanded
         ]
         signature = row.infer(arguments, attrs)
         out = self._allocate(name, signature.shape, signature.dtype, site)
@@ -130,13 +131,14 @@ class Emitter:
                 got=f"a {type(value).__name__}",
                 remedy="Pass arrays to the kernel as arguments and tl.load them"
                 if array
-                else "",
+                else "Make a tile with tl.full or tl.load",
             )
         if value._context is not self:
             raise errors.KernelError(
                 f"{op} was given a tile of another kernel run",
                 site=site,
                 got=str(value),
+                remedy="Make tiles inside the kernel that uses them",
             )
         problem = self._recorder.lifetime_error(value, site)
         if problem is None:
@@ -147,11 +149,11 @@ class Emitter:
     def _read(self, op: str, value: object, site: Site) -> Ref:
         """The bytes of a tile that is read: alive and written to."""
         ref = self._tile(op, value, site)
-        if ref.root not in self._recorder.written:
+        if not self._recorder.written.covers(ref):
             assert isinstance(value, TensorHandle)
             self._complain(
                 errors.UninitializedReadError(
-                    f"{op} reads a tile that nothing has been written to",
+                    f"{op} reads bytes of a tile that nothing has been written to",
                     site=site,
                     got=str(value),
                     remedy="Write it with tl.copy_to first, or make it with tl.zeros",
@@ -165,7 +167,8 @@ class Emitter:
             raise problem
         self.contract_kept = False
         if self._checks == "warn":
-            warnings.warn(str(problem), stacklevel=2)
+            site = problem.site or here()
+            warnings.warn_explicit(str(problem), UserWarning, site.file, site.line)
 
     def _require_hbm(self, op: str, view: object) -> None:
         if not isinstance(view, HbmView):
@@ -262,7 +265,7 @@ class Emitter:
                 got=repr(value),
                 remedy="Use tl.range or tl.ds where the value is symbolic"
                 if found is not None
-                else "",
+                else "Give Python integers",
             )
         return found.const
 
@@ -273,6 +276,7 @@ class Emitter:
                 "a tile has at least one element along every axis",
                 site=site,
                 got=f"shape {sizes}",
+                allowed="sizes of at least 1",
             )
         return sizes
 

@@ -23,6 +23,8 @@ class KbjaxError(Exception):
       remedy: what to do, an imperative sentence without a full stop.
     """
 
+    is_for_the_user = True  # shown without kbjax's own frames
+
     def __init__(
         self,
         problem: str,

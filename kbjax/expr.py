@@ -59,6 +59,7 @@ _PYTHON: dict[str, Callable[[int, int], int]] = {
     "eq": lambda a, b: int(a == b), "ne": lambda a, b: int(a != b),
     "and": lambda a, b: int(bool(a) and bool(b)),
 }  # fmt: skip
+_COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "eq", "ne")}
 PREDICATES = frozenset({"lt", "le", "eq", "ne", "and"})
 
 
@@ -207,9 +208,8 @@ def evaluate(expr: Expr, env: Mapping[Var, Any], xp: Any = None) -> Any:
 
 def _on_arrays(node: Node, a: Any, b: Any, xp: Any) -> Any:
     if node.op in PREDICATES:
-        if node.op == "and":
-            return ((a != 0) & (b != 0)) * 1
-        return getattr(operator, node.op)(a, b) * 1
+        holds = (a != 0) & (b != 0) if node.op == "and" else _COMPARE[node.op](a, b)
+        return xp.where(holds, 1, 0)
     if node.op in ("min", "max"):
         return getattr(xp, f"{node.op}imum")(a, b)
     return getattr(operator, node.op)(a, b)

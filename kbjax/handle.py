@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kbjax import errors, expr, index
 from kbjax.expr import Expr
 from kbjax.index import Index
@@ -34,7 +36,10 @@ def ds(start: object, size: object) -> Slice:
     first = index.as_expr(start)
     if first is None:
         raise errors.ShapeError(
-            "ds takes an integer start", site=here(), got=repr(start)
+            "ds takes an integer start",
+            site=here(),
+            got=repr(start),
+            allowed="Python and symbolic integers",
         )
     if isinstance(size, Index) and size.expr.is_const:
         size = size.expr.const
@@ -196,6 +201,7 @@ class HbmView:
                 f"{len(keys)} indices into a view of {self.ndim} axes",
                 site=here(),
                 got=f"{self.spec.name} of shape {self.shape}",
+                allowed=f"at most {self.ndim}",
             )
         keys += [slice(None)] * (self.ndim - len(keys))
         spans, axes = list(self.ref.spans), []
@@ -216,11 +222,12 @@ class HbmView:
             picked, size, keeps = key.start, key.size, True
         else:
             found = index.as_expr(key)
-            if found is None or isinstance(key, bool):
+            if found is None or isinstance(key, bool | np.bool_):
                 raise errors.ShapeError(
-                    "an HBM view takes ints, slices and tl.ds(start, size)",
+                    "an HBM view is indexed by something else than it takes",
                     site=here(),
                     got=repr(key),
+                    allowed="ints, slices and tl.ds(start, size)",
                 )
             picked, size, keeps = found, 1, False
             if picked.is_const and -span.size <= picked.const < 0:
@@ -266,7 +273,9 @@ class HbmView:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _needs_load
-    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _needs_load
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _needs_load
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __or__ = _needs_load
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _needs_load
     __neg__ = __bool__ = __iter__ = __float__ = __array__ = _needs_load
 
     def __len__(self) -> int:

@@ -123,6 +123,7 @@ def _ns(value: float) -> int:
     return math.ceil(Fraction(str(value)) * 1000)
 
 
+_WHOLE = frozenset({"scratch_base", "align", "rows", "cols", "depth", "lanes"})
 # Field name -> (lowest value, whether the lowest itself is allowed).
 _LOWEST: dict[str, tuple[float, bool]] = {
     "scratch_base": (0, True),
@@ -160,6 +161,10 @@ class Hardware:
             for key, entry in value.items():
                 self._check(f"{path}.{key}", key, entry)
             return
+        if name in _WHOLE and not (isinstance(value, int) and value == int(value)):
+            raise errors.ShapeError(
+                f"{path} is a whole number", got=repr(value), allowed="integers"
+            )
         lowest, inclusive = _LOWEST.get(name, (0, False))
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and math.isfinite(value):  # type: ignore[arg-type]
@@ -208,7 +213,7 @@ def _fill(target: Any, table: Mapping[str, Any], prefix: str) -> Any:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
             raise errors.KernelError(
-                f"hardware has no {prefix}{key}", remedy=f"Did you mean {near[0]}?"
+                f"hardware has no {prefix}{key}", remedy=f"The nearest is {near[0]}"
             )
         current = getattr(target, key)
         if dataclasses.is_dataclass(current):

@@ -84,6 +84,17 @@ class Index:
     def __rfloordiv__(self, other: object) -> Any:
         return self._divide(other, expr.floordiv, swap=True)
 
+    def __truediv__(self, other: object) -> Any:
+        if isinstance(other, int | float | np.generic | Index):
+            raise errors.KernelError(
+                f"{self} / {other}: a symbolic integer has no quotient",
+                site=site.here(),
+                remedy="Divide with //, or divide a tile",
+            )
+        return NotImplemented
+
+    __rtruediv__ = __truediv__
+
     def __mod__(self, other: object) -> Any:
         return self._divide(other, expr.mod)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal
 
 from kbjax import domain, errors, expr
@@ -23,6 +24,7 @@ from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Ref, Scope, Statement
 from kbjax.site import Site, here, kernel_frame
+from kbjax.written import Written
 
 Checks = Literal["error", "warn", "off"]
 _LOOP_TARGET = re.compile(r"\bfor\s+(\w+)\s+in\b")
@@ -30,14 +32,14 @@ _LOOP_TARGET = re.compile(r"\bfor\s+(\w+)\s+in\b")
 
 @dataclass
 class Recorder:
-    """What `TLContext` writes into. `written` holds the roots that have had bytes
+    """What `TLContext` writes into. `written` holds the bytes that have been
     written; `pending` is an error to raise at the next call."""
 
     arena: Arena
     program_id: Var
     domain: Domain = field(default_factory=Domain)
     growth_bytes: dict[Var, int] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
+    written: Written = field(default_factory=Written)
     pending: errors.KbjaxError | None = None
     _blocks: list[list[Statement]] = field(default_factory=lambda: [[]])
     _next_var: int = 1
@@ -84,13 +86,13 @@ class Recorder:
         counted = expr.add(start, expr.scale(expr.var(loop_index), step))
         value = Index(domain.checked(counted, inside), inside)
         runs = not inside.never_runs()
-        written, first_var = set(self.written), self._next_var
+        written, first_var = self.written, self._next_var
         self.arena.enter_loop(loop_index, site, runs)
         first = yield from self._body(value, outside, site)
-        first_uid = self.arena.restart_iteration()
-        self.written = {uid for uid in self.written if uid < first_uid}
-        self._next_var = first_var
+        self.arena.restart_iteration()
+        self.written, self._next_var = written, first_var
         second = yield from self._body(value, outside, site)
+        written_in_body, self.written = self.written, written
         try:
             _check_alike(first, second, loop_index.name, site)
             _check_growth(second.growth_bytes, trip, site)
@@ -98,9 +100,8 @@ class Recorder:
             self.arena.abandon_loop()
             raise
         growth = self.arena.exit_loop(trip.const if trip.is_const else None)
-        if not runs:
-            self.written = written
-        elif second.block:
+        if runs and second.block:
+            self.written = written_in_body
             self.growth_bytes[loop_index] = growth
             named = str(value) == loop_index.name
             shown = loop_index.name if named else f"{loop_index.name} -> {value}"
@@ -113,25 +114,21 @@ class Recorder:
         self.domain = value.domain
         depth = len(self._blocks)
         self._blocks.append([])
-        before = dict(kernel_frame().f_locals)
+        written, before = self.written, _snapshot(kernel_frame())
         try:
             yield value
             self.raise_pending()
-        except GeneratorExit:
-            self._drop_loop(depth, outside)
-            self.pending = _left_early(site)
-            raise
-        except errors.KbjaxError:
-            self._drop_loop(depth, outside)
+        except (GeneratorExit, errors.KbjaxError) as left:
+            del self._blocks[depth:]
+            self.arena.abandon_loop()
+            self.domain, self.written = outside, written
+            if isinstance(left, GeneratorExit):
+                self.pending = _left_early(site)
             raise
         self.domain = outside
         block = tuple(self._blocks.pop())
-        return _Recording(block, self.arena.end_iteration(), before)
-
-    def _drop_loop(self, depth: int, outside: Domain) -> None:
-        del self._blocks[depth:]
-        self.arena.abandon_loop()
-        self.domain = outside
+        after = _snapshot(kernel_frame())
+        return _Recording(block, self.arena.end_iteration(), before, after)
 
     # --- what may be used ------------------------------------------------------------
 
@@ -176,16 +173,16 @@ class Recorder:
                 remedy="Make the tile before the loop and write it in the body with "
                 "tl.copy_to",
             )
-        names = [n for n, v in kernel_frame().f_locals.items() if v is handle]
-        shown = f"`{names[0]}`" if names else "Python state"
+        name = _name_of(handle, kernel_frame().f_locals)
+        shown = f"`{name}`" if name else "Python state"
         return errors.KernelError(
             f"{shown} carries a tile from one iteration of the tl.range at "
             f"{death.site} to the next: it was made at {handle.site}, and its bytes "
             "died with its iteration",
             site=site,
             got=str(handle),
-            remedy=f"Make {f'`{names[0]}`' if names else 'the tile'} before the loop "
-            f"and update it with tl.copy_to({names[0] if names else 'tile'}, new)",
+            remedy=f"Make {shown if name else 'the tile'} before the loop and update "
+            f"it with tl.copy_to({name or 'tile'}, new)",
         )
 
     def last_bytes(self, handle: TensorHandle) -> Ref:
@@ -201,24 +198,61 @@ class Recorder:
         return ref
 
     def mark_written(self, ref: Ref) -> None:
-        self.written.add(ref.root)
+        self.written = self.written.with_bytes(ref)
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """One recording of a body, and the kernel's variables when it began."""
+    """One recording of a body, and the kernel's variables before and after it."""
 
     block: Block
     growth_bytes: int
-    locals_before: Mapping[str, Any]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+def _snapshot(frame: FrameType) -> dict[str, Any]:
+    """The variables of a kernel's frame; of a container, what it holds now."""
+
+    def kept(value: Any) -> Any:
+        return type(value)(value) if isinstance(value, list | dict | set) else value
+
+    return {name: kept(value) for name, value in frame.f_locals.items()}
+
+
+def _name_of(handle: TensorHandle, names: Mapping[str, Any]) -> str:
+    """The kernel's name of a tile: a variable, or one that holds it."""
+    for name, value in names.items():
+        held = value.values() if isinstance(value, dict) else value
+        if value is handle or (
+            isinstance(held, list | tuple | type({}.values()))
+            and any(one is handle for one in held)
+        ):
+            return name
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(value, type):
+            for attribute, one in attributes.items():
+                if one is handle:
+                    return f"{name}.{attribute}"
+    return ""
 
 
 def _check_alike(
     first: _Recording, second: _Recording, loop_name: str, site: Site
 ) -> None:
     if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
+        # A counter that no command has seen yet would be seen after the loop.
+        counted = carried_names(second.before, second.after, loop_name, _is_plain)
+        if counted:
+            raise errors.KernelError(
+                "the body of this tl.range is recorded twice, whatever the trip count, "
+                f"and counts in Python: {', '.join(counted)}",
+                site=site,
+                remedy="Compute it from the loop's bounds, keep it in a tile written "
+                "with tl.copy_to, or unroll with tl.static_range",
+            )
         return
-    changed = carried_names(first.locals_before, second.locals_before, loop_name)
+    changed = carried_names(first.before, second.before, loop_name)
     a, b = _first_difference(first.block, second.block)
     shown = f" ({', '.join(changed)})" if changed else ""
     raise errors.KernelError(
@@ -243,23 +277,39 @@ def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:
 
 
 def carried_names(
-    before: Mapping[str, Any], after: Mapping[str, Any], loop_name: str
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    loop_name: str,
+    counts: Callable[[object], bool] = lambda value: True,
 ) -> list[str]:
-    """Kernel variables that one recording of a body left with another value."""
+    """Kernel variables, of those that `counts`, that one recording of a body left with
+    another value."""
 
     def same(a: Any, b: Any) -> bool:
         if a is b:
             return True
         if isinstance(a, Index) and isinstance(b, Index):
             return a.expr == b.expr
-        plain = (bool, int, float, str, tuple, list)
-        return isinstance(a, plain) and type(a) is type(b) and repr(a) == repr(b)
+        return _is_plain(a) and type(a) is type(b) and repr(a) == repr(b)
 
     return [
         f"`{name}`: {_shown(before[name])}, then {_shown(value)}"
         for name, value in after.items()
-        if name != loop_name and name in before and not same(before[name], value)
+        if name != loop_name
+        and name in before
+        and counts(value)
+        and counts(before[name])
+        and not same(before[name], value)
     ]
+
+
+def _is_plain(value: object) -> bool:
+    """Numbers, text, and containers of them: what a kernel counts with."""
+    if isinstance(value, list | tuple | set):
+        return all(_is_plain(one) for one in value)
+    if isinstance(value, dict):
+        return all(_is_plain(one) for one in value.values())
+    return isinstance(value, bool | int | float | str)
 
 
 def _shown(value: object) -> str:

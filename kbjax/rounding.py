@@ -4,8 +4,9 @@ Inside one jitted function XLA fuses and rewrites across operations, and so chan
 roundings. Five cures, each measured on jax 0.10, CPU, and each with a test:
 
 1. `a * b + c` becomes a fused multiply-add, across `optimization_barrier` too. Results
-   pass through a select on their bits, which no compiler can prove away and no
-   contraction crosses; it also makes every NaN that arithmetic gives the same one.
+   pass through a select that makes every NaN the same, which no contraction crosses.
+   A compiler that proves that there is no NaN drops it, so none knows anything: scalars
+   and floats made from integers pass through `unknown`.
 2. The simplifier turns `a / 3` and `a / broadcast(l)` into products with a reciprocal
    and merges constants. Every rounding op ends in an `optimization_barrier`, and a
    divisor passes one after broadcasting.
@@ -14,7 +15,7 @@ roundings. Five cures, each measured on jax 0.10, CPU, and each with a test:
    (`transposed`), and one row is padded to two.
 5. `exp` and its kin differ by 1 ulp with what they are fused into (vector lanes, array
    tails, folded constants, a library's fusion). They run in a branch of their own, a
-   `cond` whose predicate is always true but known to no compiler.
+   `cond` whose predicate is always true, which no compiler knows.
 
 Every function takes arrays of the dtypes that the op table says, and no others.
 """
@@ -22,11 +23,11 @@ Every function takes arrays of the dtypes that the op table says, and no others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from kbjax.dtypes import DType
@@ -47,22 +48,16 @@ def _seal(x: Array) -> Array:
 
 
 def _rounded(x: Array) -> Array:
-    """A result of arithmetic, rounded before it is used; a NaN is the canonical one
-    (cures 1 and 2)."""
+    """A result of arithmetic, rounded before it is used (cures 1 and 2)."""
     return _seal(_canonical(x))
 
 
 def _canonical(x: Array) -> Array:
-    """`x` with every NaN the same: which operand's NaN an instruction hands on depends
-    on how it was compiled."""
+    """`x` with every NaN the same one: which operand's NaN an instruction hands on
+    depends on how it was compiled. No contraction crosses the select."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
-    info = jnp.finfo(x.dtype)
-    unsigned = jnp.dtype(f"uint{info.bits}")
-    infinity = np.array(np.inf, x.dtype).view(unsigned)
-    magnitude = np.array((1 << (info.bits - 1)) - 1, unsigned)
-    bits = lax.bitcast_convert_type(x, unsigned) & magnitude
-    return jnp.where(bits > infinity, jnp.array(jnp.nan, x.dtype), x)
+    return jnp.where(x == x, x, jnp.array(jnp.nan, x.dtype))
 
 
 def _meet(a: Array, b: Array) -> tuple[Array, Array]:
@@ -129,16 +124,16 @@ class Rounding:
         return jnp.where(cond, a, b)
 
     def exp(self, x: Array) -> Array:
-        return self._apart(jnp.exp, x)
+        return self._apart(partial(_by_float32, jnp.exp), x)
 
     def exp2(self, x: Array) -> Array:
-        return self._apart(jnp.exp2, x)
+        return self._apart(partial(_by_float32, jnp.exp2), x)
 
     def log(self, x: Array) -> Array:
-        return self._apart(jnp.log, x)
+        return self._apart(partial(_by_float32, jnp.log), x)
 
     def sqrt(self, x: Array) -> Array:
-        return _rounded(_by_float32(jnp.sqrt, x))
+        return _seal(_by_float32(jnp.sqrt, x))
 
     def rsqrt(self, x: Array) -> Array:
         """1 / sqrt(x) in two roundings of float32."""
@@ -146,14 +141,24 @@ class Rounding:
         def inverse(y: Array) -> Array:
             return self.divide(jnp.ones_like(y), _seal(jnp.sqrt(y)))
 
-        return _rounded(_by_float32(inverse, x))
+        return _seal(_by_float32(inverse, x))
 
     def _apart(self, function: Any, x: Array) -> Array:
-        """A transcendental function, fused with nothing (cure 5)."""
-        result = lax.cond(
-            self.always, lambda y: _by_float32(function, y), lambda y: y, _seal(x)
+        """A function of x that is fused with nothing (cure 5), and of whose result
+        nothing is known (cure 1)."""
+        result = jax.eval_shape(function, x)
+        return _seal(
+            lax.cond(
+                self.always,
+                function,
+                lambda y: jnp.zeros(result.shape, result.dtype),
+                _seal(x),
+            )
         )
-        return _rounded(result)
+
+    def unknown(self, x: Array) -> Array:
+        """`x`, of whose value no compiler knows anything."""
+        return self._apart(lambda y: y, x)
 
     # --- reductions ------------------------------------------------------------------
 
@@ -208,9 +213,11 @@ class Rounding:
             return x
         if dtype.kind == "bool":
             return x != 0
-        if dtype.name == "bfloat16" and jnp.issubdtype(x.dtype, jnp.integer):
-            x = _to_odd(x)
-        return _rounded(x.astype(dtype.numpy))
+        if dtype.kind == "float" and not jnp.issubdtype(x.dtype, jnp.floating):
+            if dtype.name == "bfloat16" and x.dtype != jnp.bool_:
+                x = _to_odd(x)
+            return self._apart(lambda y: y.astype(dtype.numpy), x)
+        return _seal(x.astype(dtype.numpy))
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
         return jnp.broadcast_to(x, shape)
@@ -247,7 +254,7 @@ def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
-    return _rounded(product)[:rows, :columns]
+    return _seal(product)[:rows, :columns]
 
 
 def _two_wide(x: Array, axis: int) -> Array:

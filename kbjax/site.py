@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any, TypeVar, cast
 
+F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).resolve().parent
 _KERNELS = _PACKAGE / "kernels"  # shipped kernels are user code, wherever installed
 
@@ -43,6 +47,23 @@ def here() -> Site:
     """The kernel line that is being executed."""
     frame = kernel_frame()
     return Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def user_frames(function: F) -> F:
+    """A public function whose errors show the user's frames: a KbjaxError ends at the
+    kernel's line, with one frame of kbjax before it."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            if getattr(error, "is_for_the_user", False):
+                trace = without_internal_frames(error.__traceback__)
+                raise error.with_traceback(trace) from None
+            raise
+
+    return cast(F, called)
 
 
 def without_internal_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -167,7 +167,7 @@ def test_an_unknown_key_names_the_nearest(
 ) -> None:
     with pytest.raises(kb.KernelError, match=f"no {key}\\.") as caught:
         read(tmp_path, text)
-    assert caught.value.remedy == f"Did you mean {nearest}?"
+    assert caught.value.remedy == f"The nearest is {nearest}"
 
 
 @pytest.mark.parametrize("text", ["pe_dma = 3", "[pe_math]\ncycles = 3"])
