@@ -281,15 +281,16 @@ def _store_one(
     tile = _hidden_again(tile, window, lead)
     sizes = [min(n, length) for n, length in zip(window.sizes, lengths, strict=True)]
     starts: list[Any] = list(window.starts)
-    exists: Any = None
-    for axis, valid in enumerate(window.valid):
-        if valid is None:
-            continue
+    tails = [(axis, v) for axis, v in enumerate(window.valid) if v is not None]
+    for axis, _ in tails:
         start = window.starts[axis]
         starts[axis] = _clip(start, 0, lengths[axis] - sizes[axis])
         filler = jnp.zeros((), tile.dtype)
         shift = starts[axis] - start
         tile = _shift_in(tile, lead + axis, shift, sizes[axis], filler)
+    exists: Any = None
+    for axis, valid in tails:
+        start = window.starts[axis]
         element = lax.broadcasted_iota(jnp.int32, tile.shape, lead + axis)
         element = element + starts[axis]
         kept = (element >= valid[0]) & (element < valid[1])

@@ -240,6 +240,25 @@ def test_a_view_of_a_tail_fills_outside_the_view() -> None:
     assert_same_bits(written, want)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_view_of_a_tail_at_its_low_end(symbolic: bool) -> None:
+    """Two before row 0 of rows 3:6, which the tensor has and the view has not."""
+
+    def kernel(tl: Any, x: Any, o: Any, written: Any) -> None:
+        for i in tl.range(1) if symbolic else (0,):
+            with tl.scratch_scope():
+                part = tl.ds(i - 2, 4)
+                tile = tl.load(x[3:6][part], other=-1.0)
+                tl.store(o, tile)
+                tl.store(written[3:6][part], tile, boundary_check=True)
+
+    got, written = kb.kernel_call(kernel, (shape(4), shape(8)))(numbers(8))
+    assert_same_bits(got, np.array([-1, -1, 4, 5], np.float32))
+    want = np.full(8, np.nan, np.float32)
+    want[3:5] = 4, 5
+    assert_same_bits(written, want)
+
+
 @pytest.mark.parametrize(
     "view",
     [

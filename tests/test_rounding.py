@@ -35,7 +35,7 @@ MODES = ("call", "jit", "constants", "exact")
 # Every mode for float32; the 16-bit types, which share its code, take turns.
 MODES_OF = {
     "float32": (*MODES, "pes"),
-    "float16": ("constants", "exact"),
+    "float16": ("constants",),
     "bfloat16": ("jit", "pes"),
 }
 Shape = tuple[int, ...]
