@@ -33,7 +33,7 @@ from jax import lax
 from kbjax.dtypes import DType
 
 Array = jax.Array
-_TREE_LEVELS_A_FUSION = 4  # a fused tree doubles its code with each level
+_TREE_LEVELS_A_FUSION = 3  # a fused tree doubles its code with each level
 
 
 def always_true() -> Array:
