@@ -16,6 +16,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from kbjax import dtypes, errors
@@ -150,16 +151,17 @@ def restore(state: TcmState, mark: Any, poison: bool = False) -> TcmState:
 
 
 def _offset(state: TcmState, addr: Any, nbytes: int) -> Any:
-    if isinstance(addr, jax.Array):
+    if isinstance(addr, jax.core.Tracer):
         return addr - state.scratch_base
-    offset = int(addr) - state.scratch_base
-    if not 0 <= offset <= state.scratch_bytes - nbytes:
+    offset = addr - state.scratch_base
+    highest = state.scratch_bytes - nbytes
+    if not np.all((np.asarray(offset) >= 0) & (np.asarray(offset) <= highest)):
         raise errors.OutOfBoundsError(
             f"{nbytes:,} B at address {addr} leave the scratch region",
             allowed=f"addresses {state.scratch_base} to "
             f"{state.scratch_base + state.scratch_bytes}, end excluded",
         )
-    return offset
+    return offset if isinstance(offset, jax.Array) else int(offset)
 
 
 # --- bytes ---------------------------------------------------------------------------
