@@ -7,9 +7,9 @@ Each PE owns one KV head and the `group` query heads that share it:
 Causal attention is aligned bottom-right: query r sees keys up to r + S - Sq. An outer
 scope a block of queries goes around an inner scope a tile of keys (ADR-0063, D4). Tiles
 that a block does not see are skipped by a symbolic trip count; only tiles on the
-diagonal are masked. A NaN in a key reaches the rows that see it and no others; a NaN or
-infinity in a value reaches all rows whose block loads its tile, since one matrix product
-folds the tile and 0 x NaN is NaN.
+diagonal are masked. A NaN in a key reaches the rows that see it and no others; a NaN
+or infinity in a value reaches all rows whose block loads its tile, since one matrix
+product folds the tile and 0 x NaN is NaN.
 """
 
 from __future__ import annotations
