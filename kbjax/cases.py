@@ -57,16 +57,26 @@ class Case:
 TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def random_array(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Any:
-    """Standard normal numbers rounded to `dtype`, as a JAX array that shares memory
-    with a NumPy one (a million tokens of K and V are not held twice)."""
-    kind = dtypes.of(dtype).numpy
-    array = _aligned_empty(tuple(shape), kind)
-    rows = array.reshape(-1)
-    for start in range(0, rows.size, 1 << 22):
-        part = rows[start : start + (1 << 22)]
-        part[...] = rng.standard_normal(part.size, np.float32)
-    return jax.device_put(array, may_alias=True)
+def random_arrays(
+    seed: int, num_pes: int, dtype: str, *shapes: Sequence[int]
+) -> tuple[Any, ...]:
+    """Standard normal numbers rounded to `dtype`, one array a shape (of one PE), with a
+    PE axis in front where there are several PEs.
+
+    The JAX arrays share their memory with NumPy ones: a million tokens of K and V are
+    not held twice.
+    """
+    rng, kind = np.random.default_rng(seed), dtypes.of(dtype).numpy
+    lead = (num_pes,) if num_pes > 1 else ()
+    arrays = []
+    for shape in shapes:
+        array = _aligned_empty((*lead, *shape), kind)
+        elements = array.reshape(-1)
+        for start in range(0, elements.size, 1 << 22):
+            part = elements[start : start + (1 << 22)]
+            part[...] = rng.standard_normal(part.size, np.float32)
+        arrays.append(jax.device_put(array, may_alias=True))
+    return tuple(arrays)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import TOLERANCE, Case, positive, random_array
+from kbjax.cases import TOLERANCE, Case, positive, random_arrays
 from kbjax.kernels import _attention as attention
 
 
@@ -103,19 +103,16 @@ def case(
         dim=dim,
     )  # fmt: skip
     group = attention.group_size(query_heads, kv_heads)
-    rng, lead = np.random.default_rng(seed), (num_pes,) if num_pes > 1 else ()
-    q = random_array(rng, (*lead, group, queries, dim), dtype)
-    k = random_array(rng, (*lead, context, dim), dtype)
-    v = random_array(rng, (*lead, context, dim), dtype)
+    arrays = random_arrays(
+        seed, num_pes, dtype, (group, queries, dim), (context, dim), (context, dim)
+    )
     call = kb.kernel_call(
         partial(flash_prefill, block=block, tile=tile, causal=causal),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),
         num_pes=num_pes,
     )
-    data = [np.asarray(array) for array in (q, k, v)]
-    return Case(
-        call, (q, k, v), lambda: reference(*data, causal=causal), TOLERANCE[dtype]
-    )
+    want = partial(reference, *map(np.asarray, arrays), causal=causal)
+    return Case(call, arrays, want, TOLERANCE[dtype])
 
 
 SMALL = {"context": 150, "queries": 70, "tile": 32, "block": 16, "num_pes": 2,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import TOLERANCE, Case, positive, random_array
+from kbjax.cases import TOLERANCE, Case, positive, random_arrays
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import reference
 
@@ -47,17 +47,16 @@ def case(
 ) -> Case:
     """A sweep of `context` keys; at the defaults it still fits."""
     positive(context=context, tile=tile, num_pes=num_pes, queries=queries, dim=dim)
-    rng, lead = np.random.default_rng(seed), (num_pes,) if num_pes > 1 else ()
-    q = random_array(rng, (*lead, queries, dim), dtype)
-    k = random_array(rng, (*lead, context, dim), dtype)
-    v = random_array(rng, (*lead, context, dim), dtype)
+    arrays = random_arrays(
+        seed, num_pes, dtype, (queries, dim), (context, dim), (context, dim)
+    )
     call = kb.kernel_call(
         partial(flash_unscoped, tile=tile),
         jax.ShapeDtypeStruct((queries, dim), dtype),
         num_pes=num_pes,
     )
-    data = [np.asarray(array) for array in (q, k, v)]
-    return Case(call, (q, k, v), lambda: reference(*data), TOLERANCE[dtype])
+    want = partial(reference, *map(np.asarray, arrays))
+    return Case(call, arrays, want, TOLERANCE[dtype])
 
 
 SMALL = {"context": 100, "tile": 16, "num_pes": 2, "queries": 3, "dim": 32}

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import TOLERANCE, Case, positive, random_array
+from kbjax.cases import TOLERANCE, Case, positive, random_arrays
 from kbjax.kernels import _attention as attention
 
 
@@ -54,17 +54,16 @@ def case(
     """Llama-70B's decode, one KV head a PE: the first `num_pes` of them."""
     positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
     group = attention.group_size(query_heads, kv_heads)
-    rng, lead = np.random.default_rng(seed), (num_pes,) if num_pes > 1 else ()
-    q = random_array(rng, (*lead, group, dim), dtype)
-    k = random_array(rng, (*lead, context, dim), dtype)
-    v = random_array(rng, (*lead, context, dim), dtype)
+    arrays = random_arrays(
+        seed, num_pes, dtype, (group, dim), (context, dim), (context, dim)
+    )
     call = kb.kernel_call(
         partial(gqa_decode, tile=tile),
         jax.ShapeDtypeStruct((group, dim), dtype),
         num_pes=num_pes,
     )
-    data = [np.asarray(array) for array in (q, k, v)]
-    return Case(call, (q, k, v), lambda: reference(*data), TOLERANCE[dtype])
+    want = partial(reference, *map(np.asarray, arrays))
+    return Case(call, arrays, want, TOLERANCE[dtype])
 
 
 SMALL = {"context": 300, "tile": 64, "num_pes": 2, "dim": 32, "query_heads": 8,
