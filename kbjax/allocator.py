@@ -36,6 +36,7 @@ class _OpenLoop:
     runs: bool
     start_bytes: int
     first_uid: int
+    peak_before: int
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Arena:
         )
         if self._runs():
             if highest(made) > self.tcm.scratch_bytes:
-                raise self._overflow(Overrun(made, (), self.cursor, ()))
+                raise self._overflow(Overrun(made, {}, self.cursor, ()))
             self.peak = max(self.peak, highest(made))
             if self._loops:
                 self._loops[-1].events.append(made)
@@ -127,7 +128,7 @@ class Arena:
     def enter_loop(self, index: Var, site: Site, runs: bool) -> None:
         self.loop_sites[index] = site
         self._loops.append(
-            _OpenLoop(index, site, [], runs, self.cursor, self._next_uid)
+            _OpenLoop(index, site, [], runs, self.cursor, self._next_uid, self.peak)
         )
 
     def end_iteration(self) -> int:
@@ -161,17 +162,18 @@ class Arena:
         loop = self._loops[-1]
         growth = self.end_iteration()
         assert growth == 0 or trip is not None, "symbolic loops do not grow"
-        self._loops.pop()
         if not (loop.runs and self._runs()):
+            self._loops.pop()
             self.cursor = loop.start_bytes
             return growth
-        closed = LoopGrowth(
-            loop.index, tuple(loop.events), growth, self.scope_depth, loop.site
-        )
-        self.cursor = loop.start_bytes
+        closed = LoopGrowth(loop.index, tuple(loop.events), growth, self.scope_depth)
         if highest(closed) > self.tcm.scratch_bytes:
-            overrun = first_overrun(closed, self.tcm.scratch_bytes)
-            raise self._overflow(overrun)
+            self.cursor = loop.start_bytes
+            problem = self._overflow(first_overrun(closed, self.tcm.scratch_bytes))
+            self.abandon_loop()
+            raise problem
+        self._loops.pop()
+        self.cursor = loop.start_bytes
         self.peak = max(self.peak, highest(closed))
         self.cursor += growth * closed.trip
         if self._loops:
@@ -181,9 +183,10 @@ class Arena:
         return growth
 
     def abandon_loop(self) -> None:
-        """Drop the innermost loop, which was left before its end."""
-        self.end_iteration()
-        self.cursor = self._loops.pop().start_bytes
+        """Drop the innermost loop, which was refused or left before its end, as if it
+        had never been."""
+        self.restart_iteration()
+        self.peak = self._loops.pop().peak_before
 
     # --- overflow --------------------------------------------------------------------
 
@@ -199,9 +202,9 @@ class Arena:
             aligned_bytes=made.aligned_bytes,
             cursor_bytes=overrun.cursor_bytes,
             budget_bytes=self.tcm.scratch_bytes,
-            iterations=(
-                *((loop.site, 0) for loop in self._loops),
-                *overrun.iterations,
+            iterations=tuple(
+                (self.loop_sites[loop], overrun.iterations.get(loop, 0))
+                for loop in made.loops
             ),
             scopes=self.scope_sites,
             live=_grouped([*held, *overrun.held]),

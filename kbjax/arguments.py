@@ -13,6 +13,7 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.dtypes import DType
+from kbjax.site import Site, here
 
 Axes = int | None | Sequence[int | None]
 Shaped = tuple[tuple[int, ...], DType]
@@ -65,6 +66,14 @@ def axis_each(axes: Axes, count: int, what: str) -> tuple[int | None, ...]:
             f"{what} has {len(axes)} entries for {count} arrays", got=tuple(axes)
         )
     return tuple(axes)
+
+
+def kernel_site(kernel: Callable[..., None]) -> Site:
+    """Where the kernel is defined."""
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    code = getattr(kernel, "__code__", None)
+    return Site(code.co_filename, code.co_firstlineno) if code else here()
 
 
 def kernel_name(kernel: Callable[..., None]) -> str:

@@ -69,6 +69,22 @@ class KernelCall:
             out_axes, len(self._out_shapes), "out_axes"
         )
         self._aliases = dict(input_output_aliases)
+        outputs = list(self._aliases.values())
+        if len(set(outputs)) < len(outputs) or not all(
+            0 <= out < len(self._out_shapes) for out in outputs
+        ):
+            raise errors.KernelError(
+                "input_output_aliases names an output twice, or one that is not there",
+                got=self._aliases,
+                allowed=f"outputs 0 to {len(self._out_shapes) - 1}, once each",
+            )
+        for out, axis in zip(self._out_shapes, self._out_axes, strict=True):
+            rank = len(arguments.shaped(out, 0, "output")[0]) + 1
+            if num_pes > 1 and axis is not None and not -rank <= axis < rank:
+                raise errors.ShapeError(
+                    f"out_axes has no axis {axis} in an output of {rank} axes",
+                    allowed=f"{-rank} to {rank - 1}, or None",
+                )
         self._programs: dict[Key, Program] = {}
         self._compiled: dict[tuple[Key, Fidelity, bool], Callable[..., Any]] = {}
 
@@ -139,13 +155,13 @@ class KernelCall:
             raise errors.KernelError(
                 "unknown fidelity", got=repr(asked), allowed="live, exact"
             )
-        if asked == "live" and not program.contract_kept:
+        if asked == "live" and program.needs_exact:
             raise errors.KernelError(
-                "live replay needs the scope contract, which checks="
-                f"{self._checks!r} lets this kernel break",
+                "live replay needs the scope contract, which this program does not "
+                f"promise under checks={self._checks!r}",
                 remedy='Ask for fidelity="exact", or use checks="error"',
             )
-        return asked or ("live" if program.contract_kept else "exact")
+        return asked or ("exact" if program.needs_exact else "live")
 
     # --- phase 1 ---------------------------------------------------------------------
 
@@ -209,15 +225,18 @@ class KernelCall:
             peak_scratch=arena.peak,
             exit_cursor_bytes=arena.cursor,
             live_at_exit=tuple(made.uid for made in arena.alive()),
-            contract_kept=context.contract_kept,
+            needs_exact=context.needs_exact,
         )
         disjoint.check_shared_outputs(program)
         stored = {c.view.slot for c in program.walk() if isinstance(c, StoreCmd)}
         for slot in output_slots:
             if slot not in stored:
-                warnings.warn(
+                at = arguments.kernel_site(self._kernel)
+                warnings.warn_explicit(
                     f"{program.name} never stores to its output {slots[slot].name}",
-                    stacklevel=5,
+                    UserWarning,
+                    at.file,
+                    at.line,
                 )
         return program
 

@@ -52,9 +52,21 @@ class Case:
         return float(np.max(np.abs(got - want), initial=0.0)) / scale
 
 
-# Largest error of a kernel that accumulates in float32 and gives this dtype: two units
-# in the last place of the output, and for float32 the rounding of long sums.
-TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def tolerance(dtype: str) -> float:
+    """The largest error of a kernel that accumulates in float32 and gives `dtype`: two
+    units in the last place of the output, and for float32 the rounding of long sums.
+
+    Raises:
+      DTypeError: for a dtype that is no float.
+    """
+    if dtype not in _TOLERANCE:
+        raise errors.DTypeError(
+            f"the kernel does not come in {dtype}", allowed=", ".join(_TOLERANCE)
+        )
+    return _TOLERANCE[dtype]
 
 
 def random_arrays(
@@ -66,6 +78,10 @@ def random_arrays(
     The JAX arrays share their memory with NumPy ones: a million tokens of K and V are
     not held twice.
     """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise errors.ShapeError(
+            "seed is a whole number", got=repr(seed), allowed=">= 0"
+        )
     rng, kind = np.random.default_rng(seed), dtypes.of(dtype).numpy
     lead = (num_pes,) if num_pes > 1 else ()
     arrays = []
@@ -134,4 +150,6 @@ def positive(**sizes: Any) -> None:
     """
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise errors.ShapeError(f"{name} is a positive integer", got=repr(size))
+            raise errors.ShapeError(
+                f"{name} is a positive integer", got=repr(size), allowed=">= 1"
+            )

@@ -282,7 +282,7 @@ class TLContext(Aliases):
     def program_id(self) -> Index:
         """The number of this PE, symbolic: 0 to num_programs() - 1."""
         self._recorder.enter_call()
-        return Index(expr.var(self._recorder.program_id), self._recorder.domain)
+        return Index(expr.var(self._recorder.program_id), self._recorder)
 
     def num_programs(self) -> int:
         """How many PEs run this kernel."""

@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kbjax import errors, expr
-from kbjax.program import HbmRef, Program, StoreCmd
+from kbjax.program import HbmRef, LoadCmd, Program, StoreCmd
 
 
 def check_shared_outputs(program: Program) -> None:
-    """Refuse stores of several PEs to one array unless their ranges are disjoint.
+    """Refuse stores of several PEs to one array unless their ranges are disjoint, and
+    loads from it of what another PE may store.
 
-    Proof: along some axis every store stays within `width` elements from
+    Proof: along some axis every store and load stays within `width` elements from
     `pe * width + low`, for one `width` and `low`.
     """
     if program.num_pes == 1:
         return
-    stores: dict[int, list[StoreCmd]] = {}
+    used: dict[int, list[LoadCmd | StoreCmd]] = {}
     for item in program.walk():
-        if isinstance(item, StoreCmd) and program.slots[item.view.slot].pe_axis is None:
-            stores.setdefault(item.view.slot, []).append(item)
-    for slot, commands in stores.items():
+        if isinstance(item, LoadCmd | StoreCmd):
+            used.setdefault(item.view.slot, []).append(item)
+    for slot, commands in used.items():
+        stored = any(isinstance(command, StoreCmd) for command in commands)
+        if program.slots[slot].pe_axis is not None or not stored:
+            continue
         rank = len(program.slots[slot].shape)
         views = [command.view for command in commands]
         if not any(_disjoint(program, views, axis) for axis in range(rank)):
             raise errors.HazardError(
                 f"all PEs store to the shared output {program.slots[slot].name}, and "
-                "PE 0 and PE 1 cannot be proven to write different elements",
+                "PE 0 and PE 1 cannot be proven to use different elements of it",
                 site=commands[0].site,
                 got=f"{commands[0].view}",
                 remedy="Start each PE's range at tl.program_id() * size, or give the "

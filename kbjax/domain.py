@@ -88,8 +88,7 @@ class Domain:
 
     def _points(self, needed: frozenset[Var]) -> _Points | None:
         points = _Points({}, 1)
-        outer = [v for v in needed if v not in self.loops]  # program ids
-        for loop in [*sorted(outer, key=lambda v: v.uid), *self.loops]:
+        for loop in sorted({*needed, *self.loops}, key=lambda v: v.uid):
             trips = np.broadcast_to(
                 np.asarray(evaluate(loop.trip, points.columns, np), np.int64),
                 (points.size,),

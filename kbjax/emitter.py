@@ -34,7 +34,8 @@ class Emitter:
     """The state of one recording, and the checks that all `tl` calls share.
 
     Attributes:
-      contract_kept: False once `checks` let a broken scope contract pass.
+      needs_exact: True where the scope contract is not promised: under checks="off",
+        or once checks="warn" let a break of it pass.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Emitter:
     ) -> None:
         self._recorder, self._num_pes = recorder, num_pes
         self._writable, self._checks = writable, checks
-        self.contract_kept = checks != "off"
+        self.needs_exact = checks == "off"
 
     # --- the op table ----------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class Emitter:
         """Raise, warn or pass, as `checks` says. What passes needs exact replay."""
         if self._checks == "error" or isinstance(problem, errors.KernelError):
             raise problem
-        self.contract_kept = False
+        self.needs_exact = True
         if self._checks == "warn":
             site = problem.site or here()
             warnings.warn_explicit(str(problem), UserWarning, site.file, site.line)
@@ -303,8 +304,10 @@ def python_scalar(value: object) -> Scalar | None:
 def _integers(name: str, operands: Sequence[object]) -> Any:
     """min or max of integers, symbolic where one is; None where one is no integer."""
     a, b = operands
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b) if name == "minimum" else max(a, b)
+    values = [index.as_expr(x) for x in operands]
+    if all(value is not None and value.is_const for value in values):
+        pick = min if name == "minimum" else max
+        return pick(value.const for value in values if value is not None)
     if isinstance(a, Index) and index.as_expr(b) is not None:
         return getattr(a, name)(b)
     if isinstance(b, Index) and index.as_expr(a) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kbjax.site import Site
 
@@ -38,6 +39,9 @@ class KbjaxError(Exception):
         self.got, self.allowed = got, allowed
         super().__init__(self._message())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
     def _message(self) -> str:
         where = f"{self.site}: " if self.site else ""
         parts = [f"{where}{self.problem}."]
@@ -48,6 +52,16 @@ class KbjaxError(Exception):
         if self.remedy:
             parts.append(f"{self.remedy}.")
         return " ".join(parts)
+
+
+def _restored(
+    kind: type[KbjaxError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> KbjaxError:
+    """An error that came through pickle, from a worker process say."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class UseAfterScopeError(KbjaxError, RuntimeError):

@@ -16,7 +16,6 @@ from kbjax import expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
 from kbjax.program import Allocation
-from kbjax.site import Site
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class LoopGrowth:
     events: tuple[Event, ...]
     growth_bytes: int
     scope_depth: int
-    site: Site
 
     @property
     def trip(self) -> int:
@@ -45,13 +43,13 @@ class Overrun:
 
     Attributes:
       made: the allocation.
-      iterations: (loop, iteration) of the loops around it that the search was given.
+      iterations: the iteration of each loop around it; 0 where none is given.
       cursor_bytes: the cursor before it.
       held: allocations that the loop has not given back by then, and how many of each.
     """
 
     made: Allocation
-    iterations: tuple[tuple[Site, int], ...]
+    iterations: Mapping[Var, int]
     cursor_bytes: int
     held: tuple[tuple[Allocation, int], ...]
 
@@ -91,7 +89,7 @@ def first_overrun(loop: LoopGrowth, budget_bytes: int) -> Overrun:
     """The first allocation of the loop that passes the budget; one does."""
     if not _is_regular(loop):
         return _enumerated_overrun(loop, budget_bytes)
-    iterations: list[tuple[Site, int]] = []
+    iterations: dict[Var, int] = {}
     held: list[tuple[Allocation, int]] = []
     shift = 0
     event: Event = loop
@@ -99,14 +97,14 @@ def first_overrun(loop: LoopGrowth, budget_bytes: int) -> Overrun:
         room = budget_bytes - _highest_at_first(event) - shift
         # The first iteration k with highest + k * growth > budget.
         k = 0 if room < 0 else room // event.growth_bytes + 1
-        iterations.append((event.site, k))
+        iterations[event.index] = k
         shift += k * event.growth_bytes
         held += held_by(event, k)
         failing = next(e for e in event.events if highest(e) + shift > budget_bytes)
         done = event.events[: event.events.index(failing)]
         held += held_by(dataclasses.replace(event, events=done), 1)
         event = failing
-    return Overrun(event, tuple(iterations), event.cursor_bytes + shift, tuple(held))
+    return Overrun(event, iterations, event.cursor_bytes + shift, tuple(held))
 
 
 def held_by(loop: LoopGrowth, iterations: int) -> list[tuple[Allocation, int]]:
@@ -165,8 +163,5 @@ def _enumerated_overrun(loop: LoopGrowth, budget_bytes: int) -> Overrun:
         # Execution order: iteration and place in the body, loop by loop.
         order = [n for step, place in path for n in (at.get(step.index, 0), place)]
         cursor = expr.evaluate(end, {**dict.fromkeys(made.loops, 0), **at})
-        iterations = tuple((step.site, at.get(step.index, 0)) for step, _ in path)
-        found.append(
-            (order, Overrun(made, iterations, cursor - made.aligned_bytes, ()))
-        )
+        found.append((order, Overrun(made, at, cursor - made.aligned_bytes, ())))
     return min(found, key=lambda one: one[0])[1]

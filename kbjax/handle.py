@@ -260,7 +260,14 @@ class HbmView:
                     site=here(),
                     remedy="Use tl.ds(start, size)",
                 )
-            value = default if end is None else operator.index(end)
+            if end is not None and not isinstance(end, int | np.integer):
+                raise errors.ShapeError(
+                    "the ends of a slice are integers",
+                    site=here(),
+                    got=repr(end),
+                    allowed="Python integers, or tl.ds(start, size)",
+                )
+            value = default if end is None else int(end)
             # Python clamps here; a PE would not, so only the sign is Python's.
             ends.append(value + span.size if value < 0 else value)
         return ends[0], max(ends[1] - ends[0], 0)

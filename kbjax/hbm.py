@@ -306,7 +306,9 @@ def _store_one(
         tile = jnp.where(exists, tile, _slice(array, lead, starts, sizes))
     if tile.shape == array.shape:
         return tile
-    return lax.dynamic_update_slice(array, tile, _int32(lead, starts))
+    # As the read above: a masked PE writes back what it read, where it read it.
+    at = _int32(lead, starts)
+    return lax.dynamic_update_slice(array, tile, at, allow_negative_indices=False)
 
 
 def fresh(

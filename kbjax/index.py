@@ -4,7 +4,7 @@ operators, each result checked to stay in int32 over the iterations that run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,16 +24,27 @@ def as_expr(value: object) -> Expr | None:
     return None
 
 
+class Recording(Protocol):
+    """What knows which loops are open."""
+
+    domain: Domain
+
+
 class Index:
     """A symbolic integer in a kernel: a loop index, a program id, and what is made
     of them. `+ - * // %`, comparisons, `&`, `tl.minimum` and `tl.maximum` work."""
 
-    __slots__ = ("domain", "expr")
+    __slots__ = ("_recording", "expr")
     __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
 
-    def __init__(self, value: Expr, domain: Domain) -> None:
-        self.expr, self.domain = value, domain
+    def __init__(self, value: Expr, recording: Recording) -> None:
+        self.expr, self._recording = value, recording
+
+    @property
+    def domain(self) -> Domain:
+        """The iterations that run where the kernel is now."""
+        return self._recording.domain
 
     def _combine(
         self, other: object, make: Callable[[Expr, Expr], Expr], swap: bool = False
@@ -48,11 +59,8 @@ class Index:
                     remedy="Multiply the tile by the one, then by the other",
                 )
             return NotImplemented
-        domain = self.domain
-        if isinstance(other, Index) and len(other.domain.loops) > len(domain.loops):
-            domain = other.domain
         pair = (value, self.expr) if swap else (self.expr, value)
-        return Index(checked(make(*pair), domain), domain)
+        return Index(checked(make(*pair), self.domain), self._recording)
 
     def __add__(self, other: object) -> Any:
         return self._combine(other, expr.add)

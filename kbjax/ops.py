@@ -124,7 +124,7 @@ _ROWS = (
        "exp(x - max) / sum along `axis`, in float32. A row of -inf is NaN.",
        accepts=_FLOATS),
     Op("dot", "matrix", ("a", "b"), signatures.dot,
-       lambda xp, a, b, transposed: xp.dot(a, b, transposed),
+       lambda xp, a, b, layouts: xp.dot(a, b, layouts),
        "(M, K) x (K, N) on the GEMM engine, accumulated and given in float32.",
        engine="gemm", accepts=_FLOATS),
     Op("trans", "matrix", ("x",), signatures.trans, lambda xp, x: xp.transpose(x),

@@ -283,7 +283,7 @@ class Program:
       peak_scratch: bytes, exact over all iterations.
       exit_cursor_bytes: the cursor at the kernel's end.
       live_at_exit: uids of the allocations whose handles are alive then.
-      contract_kept: False where `checks` let a broken scope contract pass, so that
+      needs_exact: True where the scope contract is not promised (`checks`), so that
         only exact replay is right.
     """
 
@@ -300,7 +300,7 @@ class Program:
     peak_scratch: int
     exit_cursor_bytes: int
     live_at_exit: tuple[int, ...]
-    contract_kept: bool = True
+    needs_exact: bool = False
 
     def offset(self, ref: Ref) -> Expr:
         """Bytes from the start of the scratch region, affine in the loop indices."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
-from kbjax import domain, errors, expr
+from kbjax import carried, domain, errors, expr
 from kbjax.allocator import Arena
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
@@ -59,8 +58,16 @@ class Recorder:
 
     def finish(self) -> Block:
         self.raise_pending()
-        (block,) = self._blocks
-        return tuple(block)
+        self._check_scopes_closed(1)
+        return tuple(self._blocks[0])
+
+    def _check_scopes_closed(self, depth: int) -> None:
+        if len(self._blocks) != depth:
+            raise errors.KernelError(
+                "a scratch_scope opened here is still open where its block ends",
+                site=self.arena.scope_sites[-1] if self.arena.scope_depth else here(),
+                remedy="Write `with tl.scratch_scope():` around the commands",
+            )
 
     # --- scopes ----------------------------------------------------------------------
 
@@ -84,40 +91,42 @@ class Recorder:
         self._next_var += 1
         outside, inside = self.domain, self.domain.inside(loop_index)
         counted = expr.add(start, expr.scale(expr.var(loop_index), step))
-        value = Index(domain.checked(counted, inside), inside)
+        value = Index(domain.checked(counted, inside), self)
         runs = not inside.never_runs()
         written, first_var = self.written, self._next_var
         self.arena.enter_loop(loop_index, site, runs)
-        first = yield from self._body(value, outside, site)
+        first = yield from self._body(value, inside, site)
         self.arena.restart_iteration()
         self.written, self._next_var = written, first_var
-        second = yield from self._body(value, outside, site)
+        second = yield from self._body(value, inside, site)
         written_in_body, self.written = self.written, written
         try:
-            _check_alike(first, second, loop_index.name, site)
+            carried.check_alike(first, second, loop_index.name, site)
             _check_growth(second.growth_bytes, trip, site)
         except errors.KbjaxError:
             self.arena.abandon_loop()
             raise
         growth = self.arena.exit_loop(trip.const if trip.is_const else None)
-        if runs and second.block:
+        if outside.violation(expr.const(1), trip) is None:  # it runs in any case
             self.written = written_in_body
+        if runs and second.block:
             self.growth_bytes[loop_index] = growth
             named = str(value) == loop_index.name
             shown = loop_index.name if named else f"{loop_index.name} -> {value}"
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
     def _body(
-        self, value: Index, outside: Domain, site: Site
-    ) -> Generator[Index, None, _Recording]:
+        self, value: Index, inside: Domain, site: Site
+    ) -> Generator[Index, None, carried.Recording]:
         """Let the kernel run a loop's body once."""
-        self.domain = value.domain
+        outside, self.domain = self.domain, inside
         depth = len(self._blocks)
         self._blocks.append([])
-        written, before = self.written, _snapshot(kernel_frame())
+        written, before = self.written, carried.numbers(kernel_frame())
         try:
             yield value
             self.raise_pending()
+            self._check_scopes_closed(depth + 1)
         except (GeneratorExit, errors.KbjaxError) as left:
             del self._blocks[depth:]
             self.arena.abandon_loop()
@@ -127,8 +136,8 @@ class Recorder:
             raise
         self.domain = outside
         block = tuple(self._blocks.pop())
-        after = _snapshot(kernel_frame())
-        return _Recording(block, self.arena.end_iteration(), before, after)
+        after = carried.numbers(kernel_frame())
+        return carried.Recording(block, self.arena.end_iteration(), before, after)
 
     # --- what may be used ------------------------------------------------------------
 
@@ -173,7 +182,7 @@ class Recorder:
                 remedy="Make the tile before the loop and write it in the body with "
                 "tl.copy_to",
             )
-        name = _name_of(handle, kernel_frame().f_locals)
+        name = carried.name_of(handle, kernel_frame().f_locals)
         shown = f"`{name}`" if name else "Python state"
         return errors.KernelError(
             f"{shown} carries a tile from one iteration of the tl.range at "
@@ -201,70 +210,6 @@ class Recorder:
         self.written = self.written.with_bytes(ref)
 
 
-@dataclass(frozen=True)
-class _Recording:
-    """One recording of a body, and the kernel's variables before and after it."""
-
-    block: Block
-    growth_bytes: int
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-
-
-def _snapshot(frame: FrameType) -> dict[str, Any]:
-    """The variables of a kernel's frame; of a container, what it holds now."""
-
-    def kept(value: Any) -> Any:
-        return type(value)(value) if isinstance(value, list | dict | set) else value
-
-    return {name: kept(value) for name, value in frame.f_locals.items()}
-
-
-def _name_of(handle: TensorHandle, names: Mapping[str, Any]) -> str:
-    """The kernel's name of a tile: a variable, or one that holds it."""
-    for name, value in names.items():
-        held = value.values() if isinstance(value, dict) else value
-        if value is handle or (
-            isinstance(held, list | tuple | type({}.values()))
-            and any(one is handle for one in held)
-        ):
-            return name
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(value, type):
-            for attribute, one in attributes.items():
-                if one is handle:
-                    return f"{name}.{attribute}"
-    return ""
-
-
-def _check_alike(
-    first: _Recording, second: _Recording, loop_name: str, site: Site
-) -> None:
-    if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
-        # A counter that no command has seen yet would be seen after the loop.
-        counted = carried_names(second.before, second.after, loop_name, _is_plain)
-        if counted:
-            raise errors.KernelError(
-                "the body of this tl.range is recorded twice, whatever the trip count, "
-                f"and counts in Python: {', '.join(counted)}",
-                site=site,
-                remedy="Compute it from the loop's bounds, keep it in a tile written "
-                "with tl.copy_to, or unroll with tl.static_range",
-            )
-        return
-    changed = carried_names(first.before, second.before, loop_name)
-    a, b = _first_difference(first.block, second.block)
-    shown = f" ({', '.join(changed)})" if changed else ""
-    raise errors.KernelError(
-        "the body of this tl.range changes from one iteration to the next, because "
-        f"it carries Python state{shown}",
-        site=_site_of(b) or _site_of(a) or site,
-        got=f"`{a}` in the first iteration, `{b}` in the second",
-        remedy="Keep the state in a tile written with tl.copy_to, compute it from the "
-        "loop index, or unroll with tl.static_range",
-    )
-
-
 def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:
     if growth_bytes and not trip.is_const:
         raise errors.KernelError(
@@ -274,47 +219,6 @@ def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:
             site=site,
             remedy="Put the body inside `with tl.scratch_scope():`",
         )
-
-
-def carried_names(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    loop_name: str,
-    counts: Callable[[object], bool] = lambda value: True,
-) -> list[str]:
-    """Kernel variables, of those that `counts`, that one recording of a body left with
-    another value."""
-
-    def same(a: Any, b: Any) -> bool:
-        if a is b:
-            return True
-        if isinstance(a, Index) and isinstance(b, Index):
-            return a.expr == b.expr
-        return _is_plain(a) and type(a) is type(b) and repr(a) == repr(b)
-
-    return [
-        f"`{name}`: {_shown(before[name])}, then {_shown(value)}"
-        for name, value in after.items()
-        if name != loop_name
-        and name in before
-        and counts(value)
-        and counts(before[name])
-        and not same(before[name], value)
-    ]
-
-
-def _is_plain(value: object) -> bool:
-    """Numbers, text, and containers of them: what a kernel counts with."""
-    if isinstance(value, list | tuple | set):
-        return all(_is_plain(one) for one in value)
-    if isinstance(value, dict):
-        return all(_is_plain(one) for one in value.values())
-    return isinstance(value, bool | int | float | str)
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _left_early(site: Site) -> errors.KernelError:
@@ -330,24 +234,3 @@ def _target_name(site: Site, uid: int) -> str:
     """The loop variable's name in the source, for messages and printing."""
     found = _LOOP_TARGET.search(linecache.getline(site.file, site.line))
     return found.group(1) if found else f"i{uid}"
-
-
-def _first_difference(
-    first: Block, second: Block
-) -> tuple[Statement | str, Statement | str]:
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            if isinstance(a, Loop | Scope) and type(a) is type(b):
-                inner = _first_difference(a.body, b.body)
-                if inner[0] != inner[1]:
-                    return inner
-            return a, b
-    n = min(len(first), len(second))
-    ends: list[Statement | str] = [
-        block[n] if len(block) > n else "nothing" for block in (first, second)
-    ]
-    return ends[0], ends[1]
-
-
-def _site_of(item: Statement | str) -> Site | None:
-    return None if isinstance(item, str) else item.site

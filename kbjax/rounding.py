@@ -12,7 +12,7 @@ roundings. Five cures, each measured on jax 0.10, CPU, and each with a test:
    divisor passes one after broadcasting.
 3. A fused reduction adds in another order. `sum` and `max` are fixed halving trees.
 4. `dot` picks its kernel by layout and by M = 1. Its lowering follows from the program
-   (`transposed`), and one row is padded to two.
+   (kbjax.layouts), and one row is padded to two.
 5. `exp` and its kin differ by 1 ulp with what they are fused into (vector lanes, array
    tails, folded constants, a library's fusion). They run in a branch of their own, a
    `cond` whose predicate is always true, which no compiler knows.
@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kbjax.dtypes import DType
+from kbjax.layouts import Layout
 
 Array = jax.Array
 _TREE_LEVELS_A_FUSION = 3  # a fused tree doubles its code with each level
@@ -180,7 +181,7 @@ class Rounding:
     def transpose(self, x: Array) -> Array:
         return jnp.swapaxes(x, 0, 1)  # no barrier: dot folds it
 
-    def dot(self, a: Array, b: Array, transposed: tuple[bool, bool]) -> Array:
+    def dot(self, a: Array, b: Array, layouts: tuple[Layout, Layout]) -> Array:
         """(M, K) x (K, N) in float32, or (P, M, K) x (P, K, N).
 
         A batched product would be another of XLA's kernels, which rounds otherwise; one
@@ -188,22 +189,27 @@ class Rounding:
 
         Args:
           a, b: the operands.
-          transposed: which of them `trans` made; their product is then taken with the
-            contracting axis where it was before the transposition.
+          layouts: how each is taken (kbjax.layouts). An untransposed one is contracted
+            along the axis where it was before the transposition.
         """
-        contract = (0 if transposed[0] else 1, 1 if transposed[1] else 0)
-        a = self._untransposed(a) if transposed[0] else a
-        b = self._untransposed(b) if transposed[1] else b
+        contract = (
+            0 if layouts[0] == "untransposed" else 1,
+            1 if layouts[1] == "untransposed" else 0,
+        )
+        a, b = self._laid_out(a, layouts[0]), self._laid_out(b, layouts[1])
         if a.ndim == 2:
             return _matrix_product(a, b, contract)
         pes = range(a.shape[0])
         return jnp.stack([_matrix_product(a[pe], b[pe], contract) for pe in pes])
 
-    def _untransposed(self, x: Array) -> Array:
-        swapped = jnp.swapaxes(x, -1, -2)
-        if not self.physical:
-            return swapped
-        return _seal(swapped.reshape(-1)).reshape(swapped.shape)
+    def _laid_out(self, x: Array, layout: Layout) -> Array:
+        if layout == "plain":
+            return x
+        if layout == "untransposed":
+            x = jnp.swapaxes(x, -1, -2)
+            if not self.physical:
+                return x
+        return _seal(x.reshape(-1)).reshape(x.shape)
 
     # --- types and creation ----------------------------------------------------------
 

@@ -177,7 +177,7 @@ def read_bytes(memory: jax.Array, offset: Any, nbytes: int) -> jax.Array:
     if offset.ndim:
         return jax.vmap(lambda m, o: read_bytes(m, o, nbytes))(memory, offset)
     starts, sizes = _with_pe_axis(memory, offset, nbytes)
-    return lax.dynamic_slice(memory, starts, sizes)
+    return lax.dynamic_slice(memory, starts, sizes, allow_negative_indices=False)
 
 
 def write_bytes(memory: jax.Array, offset: Any, raw: jax.Array) -> jax.Array:
@@ -185,7 +185,7 @@ def write_bytes(memory: jax.Array, offset: Any, raw: jax.Array) -> jax.Array:
     if not isinstance(offset, int) and offset.ndim:
         return jax.vmap(write_bytes)(memory, offset, raw)
     starts, _ = _with_pe_axis(memory, offset, raw.shape[-1])
-    return lax.dynamic_update_slice(memory, raw, starts)
+    return lax.dynamic_update_slice(memory, raw, starts, allow_negative_indices=False)
 
 
 def _with_pe_axis(

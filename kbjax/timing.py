@@ -203,12 +203,13 @@ class _Machine:
         self.iterations = [[] for _ in self.works]
         self._position = {id(w.command): i for i, w in enumerate(self.works)}
         self._granule = self._granule_bytes()
-        size = -(-self.program.hardware.pe_tcm.scratch_bytes // self._granule)
+        size = -(-self.program.peak_scratch // self._granule)
         self._written = np.zeros(size, np.int64)  # end of the last write
         self._touched = np.zeros(size, np.int64)  # end of the last read or write
         self._free: dict[str, int] = dict.fromkeys(ENGINES, 0)
         self._bytes: dict[tuple[int, Expr, int], tuple[Expr, int]] = {}
         self._block(self.program.commands, {self.program.program_id: pe}, ())
+        del self._written, self._touched  # only the rows outlive the run
         return self
 
     def _granule_bytes(self) -> int:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import TOLERANCE, Case, positive, random_arrays
+from kbjax.cases import Case, positive, random_arrays, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -98,10 +98,13 @@ def case(
     seed: int = 0,
 ) -> Case:
     """The last `queries` tokens of a context, one KV head a PE."""
+    allowed = tolerance(dtype)
     positive(
         context=context, queries=queries, tile=tile, block=block, num_pes=num_pes,
         dim=dim,
     )  # fmt: skip
+    if not isinstance(causal, bool):
+        raise kb.DTypeError("causal is true or false", got=repr(causal))
     group = attention.group_size(query_heads, kv_heads)
     arrays = random_arrays(
         seed, num_pes, dtype, (group, queries, dim), (context, dim), (context, dim)
@@ -112,7 +115,7 @@ def case(
         num_pes=num_pes,
     )
     want = partial(reference, *map(np.asarray, arrays), causal=causal)
-    return Case(call, arrays, want, TOLERANCE[dtype])
+    return Case(call, arrays, want, allowed)
 
 
 SMALL = {"context": 150, "queries": 70, "tile": 32, "block": 16, "num_pes": 2,

@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 
 import kbjax as kb
 from kbjax import expr
+from kbjax.allocator import Arena
 from kbjax.domain import Domain
 from kbjax.expr import Var
+from kbjax.hardware import PeTcm
 from kbjax.index import Index, as_expr
 from kbjax.program import Program
+from kbjax.recorder import Recorder
 
 TRIP = 5
+PE = Var(0, "pe", expr.const(1))
 LOOP = Var(1, "i", expr.const(TRIP))
 ROWS = jax.ShapeDtypeStruct((8, 4), "float32")
 
@@ -28,7 +32,7 @@ ROWS = jax.ShapeDtypeStruct((8, 4), "float32")
 def symbolic() -> Index:
     """3, 5, 7, 9, 11."""
     made = expr.add(expr.const(3), expr.scale(expr.var(LOOP), 2))
-    return Index(made, Domain((LOOP,)))
+    return Index(made, Recorder(Arena(PeTcm()), PE, Domain((LOOP,))))
 
 
 def values_of(index: Any) -> list[int]:
