@@ -22,7 +22,7 @@ class Aliases(Emitter):
         """The same bytes under another shape; one size may be -1. No command."""
         site = self._recorder.enter_call()
         ref = self._tile("reshape", x, site)
-        sizes = list(as_tuple(shape))
+        sizes = [self._static(size, "a shape", site) for size in as_tuple(shape)]
         if sizes.count(-1) == 1:
             known = math.prod(size for size in sizes if size != -1)
             sizes[sizes.index(-1)] = ref.size // known if known else 0

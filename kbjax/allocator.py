@@ -62,7 +62,8 @@ class Arena:
     def scope_sites(self) -> tuple[Site, ...]:
         return tuple(site for _, _, site in self._scopes)
 
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
+        """Whether every open loop has an iteration that runs."""
         return all(loop.runs for loop in self._loops)
 
     def alive(self) -> Iterator[Allocation]:
@@ -96,7 +97,7 @@ class Arena:
             scope_depth=self.scope_depth,
             site=site,
         )
-        if self._runs():
+        if self.runs():
             if highest(made) > self.tcm.scratch_bytes:
                 raise self._overflow(Overrun(made, {}, self.cursor, ()))
             self.peak = max(self.peak, highest(made))
@@ -162,7 +163,7 @@ class Arena:
         loop = self._loops[-1]
         growth = self.end_iteration()
         assert growth == 0 or trip is not None, "symbolic loops do not grow"
-        if not (loop.runs and self._runs()):
+        if not (loop.runs and self.runs()):
             self._loops.pop()
             self.cursor = loop.start_bytes
             return growth

@@ -28,6 +28,12 @@ def shaped(array: Any, number: int, what: str = "argument") -> Shaped:
             allowed="NumPy, JAX and DLPack arrays, jax.ShapeDtypeStruct for shapes",
         )
     name = str(array.dtype).removeprefix("torch.")
+    if not getattr(array.dtype, "isnative", True):
+        raise errors.DTypeError(
+            f"{what} {number} is not in this machine's byte order",
+            got=name,
+            remedy="Convert it with .astype(array.dtype.newbyteorder('='))",
+        )
     try:
         dtype = dtypes.of(name if name in dtypes.TABLE else array.dtype)
     except errors.DTypeError as error:
@@ -43,6 +49,8 @@ def as_array(array: Any, number: int) -> Any:
     """An array that JAX takes as it is."""
     if isinstance(array, jax.Array | np.ndarray):
         return array
+    if isinstance(array, np.generic):
+        return np.asarray(array)
     if isinstance(array, jax.ShapeDtypeStruct):
         raise errors.MemorySpaceError(
             f"argument {number} has a shape but no data",
@@ -59,6 +67,11 @@ def as_array(array: Any, number: int) -> Any:
 
 def axis_each(axes: Axes, count: int, what: str) -> tuple[int | None, ...]:
     """`in_axes` or `out_axes` as one axis an array."""
+    each = axes if isinstance(axes, tuple | list) else (axes,)
+    if not all(axis is None or isinstance(axis, int) for axis in each):
+        raise errors.ShapeError(
+            f"{what} is no axis", got=repr(axes), allowed="integers and None"
+        )
     if axes is None or isinstance(axes, int):
         return (axes,) * count
     if len(axes) != count:

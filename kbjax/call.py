@@ -201,6 +201,7 @@ class KernelCall:
         recorder = Recorder(Arena(self._hardware.pe_tcm), program_id)
         context = TLContext(
             recorder,
+            specs=slots,
             num_pes=self._num_pes,
             writable=frozenset(output_slots),
             checks=self._checks,

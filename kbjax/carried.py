@@ -20,7 +20,7 @@ from kbjax import errors
 from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Scope, Statement
-from kbjax.site import Site
+from kbjax.site import Site, is_internal
 
 _DEEPEST = 3  # attributes and containers followed from a variable
 _LARGEST_BYTES = 1 << 16  # of an array that counters may live in
@@ -38,12 +38,15 @@ class Recording:
     after: Numbers
 
 
-def numbers(frame: FrameType) -> Numbers:
-    """What the frame's variables lead to that Python can count with, by name."""
+def numbers(frame: FrameType | None) -> Numbers:
+    """What the variables of the kernel and its helpers lead to that Python can count
+    with, by name; those of the innermost frame first."""
     found: dict[str, object] = {}
-    for name, value in frame.f_locals.items():
-        for path, number in _reached(name, value, _DEEPEST):
-            found[path] = number
+    while frame is not None and not is_internal(frame.f_code.co_filename):
+        for name, value in frame.f_locals.items():
+            for path, number in _reached(name, value, _DEEPEST):
+                found.setdefault(path, number)
+        frame = frame.f_back
     return found
 
 

@@ -165,6 +165,13 @@ class TLContext(Aliases):
         site = self._recorder.enter_call()
         low, high = (0, start) if stop is None else (start, stop)
         ends = [self._static(end, "arange", site) for end in (low, high)]
+        if not all(dtypes.INT32.holds(one) for one in (ends[0], ends[1] - 1)):
+            raise errors.DTypeError(
+                "arange counts in int32",
+                site=site,
+                got=f"{ends[0]} to {ends[1]}",
+                allowed=f"{-(2**31):,} to {2**31:,}, end excluded",
+            )
         shape = self._shape((ends[1] - ends[0],), site)
         attrs = {"shape": shape, "dtype": dtypes.INT32, "start": ends[0]}
         return self._apply("arange", (), attrs, site)

@@ -79,6 +79,17 @@ class Domain:
         values = np.asarray(evaluate(value, points.columns, np))
         return int(np.max(values))
 
+    def values(self, value: Expr) -> list[int]:
+        """Each value over the iterations that run, once, in order; none where there
+        are too many to enumerate."""
+        points = self._points(variables(value, *(loop.trip for loop in self.loops)))
+        if points is None:
+            return []
+        found = np.broadcast_to(
+            np.asarray(evaluate(value, points.columns, np)), (points.size,)
+        )
+        return [int(one) for one in np.unique(found)]
+
     def violation(self, low: Expr, high: Expr) -> Violation | None:
         """Where ``low <= high`` does not hold, or None where it is proven."""
         if bounds(sub(high, low))[0] >= 0:

@@ -24,10 +24,13 @@ from kbjax.program import (
     Scalar,
     Shape,
     Span,
+    TensorSpec,
     type_text,
 )
 from kbjax.recorder import Checks, Recorder
 from kbjax.site import Site, here
+
+_NAN = float("nan")
 
 
 class Emitter:
@@ -42,11 +45,12 @@ class Emitter:
         self,
         recorder: Recorder,
         *,
+        specs: Sequence[TensorSpec] = (),
         num_pes: int = 1,
         writable: frozenset[int] = frozenset(),
         checks: Checks = "error",
     ) -> None:
-        self._recorder, self._num_pes = recorder, num_pes
+        self._recorder, self._num_pes, self._specs = recorder, num_pes, specs
         self._writable, self._checks = writable, checks
         self.needs_exact = checks == "off"
 
@@ -127,9 +131,9 @@ class Emitter:
             array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
             kind = errors.MemorySpaceError if array else errors.DTypeError
             raise kind(
-                f"{op} takes tiles and numbers",
+                f"{op} cannot take a {type(value).__name__} here",
                 site=site,
-                got=f"a {type(value).__name__}",
+                got=repr(value)[:60],
                 remedy="Pass arrays to the kernel as arguments and tl.load them"
                 if array
                 else "Make a tile with tl.full or tl.load",
@@ -143,6 +147,7 @@ class Emitter:
             )
         problem = self._recorder.lifetime_error(value, site)
         if problem is None:
+            self._recorder.use_index(value.ref.offset, site)
             return value.ref
         self._complain(problem)
         return self._recorder.last_bytes(value)
@@ -150,11 +155,11 @@ class Emitter:
     def _read(self, op: str, value: object, site: Site) -> Ref:
         """The bytes of a tile that is read: alive and written to."""
         ref = self._tile(op, value, site)
-        if not self._recorder.written.covers(ref):
+        if self._recorder.runs and not self._recorder.written.covers(ref):
             assert isinstance(value, TensorHandle)
             self._complain(
                 errors.UninitializedReadError(
-                    f"{op} reads bytes of a tile that nothing has been written to",
+                    f"{op} reads bytes of a tile that are not certain to be written",
                     site=site,
                     got=str(value),
                     remedy="Write it with tl.copy_to first, or make it with tl.zeros",
@@ -172,6 +177,13 @@ class Emitter:
             warnings.warn_explicit(str(problem), UserWarning, site.file, site.line)
 
     def _require_hbm(self, op: str, view: object) -> None:
+        if isinstance(view, HbmView) and view.spec not in self._specs:
+            raise errors.KernelError(
+                f"{op} was given a tensor of another kernel run",
+                site=here(),
+                got=str(view),
+                remedy="Use the kernel's own arguments",
+            )
         if not isinstance(view, HbmView):
             raise errors.MemorySpaceError(
                 f"{op} takes an HBM view",
@@ -298,6 +310,8 @@ def python_scalar(value: object) -> Scalar | None:
     """A Python or NumPy number as a Python one; else None."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and value != value:
+        return _NAN  # one object, so that equal commands compare equal
     return value if isinstance(value, bool | int | float) else None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kbjax import errors, expr, index
+from kbjax import domain, errors, expr, index
 from kbjax.expr import Expr
 from kbjax.index import Index
 from kbjax.program import Allocation, HbmRef, Ref, Shape, Span, TensorSpec, type_text
@@ -41,6 +41,7 @@ def ds(start: object, size: object) -> Slice:
             got=repr(start),
             allowed="Python and symbolic integers",
         )
+    domain.checked(first, domain.Domain())
     if isinstance(size, Index) and size.expr.is_const:
         size = size.expr.const
     if isinstance(size, Index) or index.as_expr(size) is None or int(size) < 0:  # type: ignore[call-overload]

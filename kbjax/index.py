@@ -11,6 +11,7 @@ import numpy as np
 from kbjax import errors, expr, site
 from kbjax.domain import Domain, checked, iteration_text
 from kbjax.expr import Expr
+from kbjax.site import Site
 
 
 def as_expr(value: object) -> Expr | None:
@@ -28,6 +29,8 @@ class Recording(Protocol):
     """What knows which loops are open."""
 
     domain: Domain
+
+    def use_index(self, value: Expr, site: Site) -> Expr: ...
 
 
 class Index:
@@ -59,6 +62,8 @@ class Index:
                     remedy="Multiply the tile by the one, then by the other",
                 )
             return NotImplemented
+        for operand in (self.expr, value):
+            self._recording.use_index(operand, site.here())
         pair = (value, self.expr) if swap else (self.expr, value)
         return Index(checked(make(*pair), self.domain), self._recording)
 

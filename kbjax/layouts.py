@@ -3,8 +3,8 @@
 XLA folds a transposition into a product, whose kernel then adds in another order. What
 is folded is decided here, from the program alone: an operand that `tl.trans` made of a
 plain tile is taken untransposed; one that may be a transposition in some other way (a
-transposed view, a copy or an alias of one, a whole input array, which an outer jit may
-have transposed) is first written out in its own order.
+transposed view, a copy or an alias of one, what is computed from one, a whole input
+array, which an outer jit may have transposed) is first written out in its own order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kbjax import expr
+from kbjax import expr, ops
 from kbjax.program import Command, CopyCmd, LoadCmd, Loop, OpCmd, Program, Ref, Scope
 
 Layout = Literal["plain", "untransposed", "physical"]
@@ -62,7 +62,9 @@ def _may_be_lazy(command: Command, lazy: frozenset[int], program: Program) -> bo
         return whole or list(view.axes) != sorted(view.axes)
     if isinstance(command, CopyCmd):
         return command.src.root in lazy
-    return command.op == "trans"
+    if isinstance(command, OpCmd) and ops.TABLE[command.op].engine == "gemm":
+        return False
+    return command.op == "trans" or any(ref.root in lazy for ref in command.reads)
 
 
 def _transposed_once(

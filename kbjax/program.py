@@ -257,7 +257,7 @@ Block = tuple[Statement, ...]
 # --- the program ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorSpec:
     """An HBM tensor as one PE sees it. `pe_axis` is the axis of the caller's array
     that is split over PEs, or None where all PEs see the same array."""

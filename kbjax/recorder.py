@@ -58,6 +58,8 @@ class Recorder:
 
     def finish(self) -> Block:
         self.raise_pending()
+        if self.domain.loops:  # by break, with the iterator kept in a variable
+            raise _left_early(self.arena.loop_sites[self.domain.loops[-1]])
         self._check_scopes_closed(1)
         return tuple(self._blocks[0])
 
@@ -86,19 +88,23 @@ class Recorder:
 
     def loop(self, start: Expr, stop: Expr, step: int, site: Site) -> Iterator[Index]:
         """Record the body of ``for i in range(start, stop, step)`` as one `Loop`."""
+        span = expr.sub(stop, start) if step > 0 else expr.sub(start, stop)
+        domain.checked(expr.add(span, expr.const(abs(step) - 1)), self.domain)
         trip = domain.checked(expr.trip_count(start, stop, step), self.domain)
-        loop_index = Var(self._next_var, _target_name(site, self._next_var), trip)
+        name, uid = _target_name(site, self._next_var), self._next_var
         self._next_var += 1
-        outside, inside = self.domain, self.domain.inside(loop_index)
-        counted = expr.add(start, expr.scale(expr.var(loop_index), step))
-        value = Index(domain.checked(counted, inside), self)
-        runs = not inside.never_runs()
+        outside = self.domain
+        runs = not outside.inside(Var(uid, name, trip)).never_runs()
+        loop_index = Var(uid, name, trip)
         written, first_var = self.written, self._next_var
         self.arena.enter_loop(loop_index, site, runs)
-        first = yield from self._body(value, inside, site)
+        first = yield from self._body(loop_index, start, step, site)
         self.arena.restart_iteration()
         self.written, self._next_var = written, first_var
-        second = yield from self._body(value, inside, site)
+        # An equal variable of its own: an index kept from the first recording is told
+        # apart by identity.
+        loop_index = Var(uid, name, trip)
+        second = yield from self._body(loop_index, start, step, site)
         written_in_body, self.written = self.written, written
         try:
             carried.check_alike(first, second, loop_index.name, site)
@@ -108,18 +114,20 @@ class Recorder:
             raise
         growth = self.arena.exit_loop(trip.const if trip.is_const else None)
         if outside.violation(expr.const(1), trip) is None:  # it runs in any case
-            self.written = written_in_body
+            self.written = written_in_body.outside(outside)
         if runs and second.block:
             self.growth_bytes[loop_index] = growth
-            named = str(value) == loop_index.name
-            shown = loop_index.name if named else f"{loop_index.name} -> {value}"
+            value = str(_counted(loop_index, start, step))
+            shown = name if value == name else f"{name} -> {value}"
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
     def _body(
-        self, value: Index, inside: Domain, site: Site
+        self, loop_index: Var, start: Expr, step: int, site: Site
     ) -> Generator[Index, None, carried.Recording]:
         """Let the kernel run a loop's body once."""
-        outside, self.domain = self.domain, inside
+        outside, self.domain = self.domain, self.domain.inside(loop_index)
+        counted = _counted(loop_index, start, step)
+        value = Index(domain.checked(counted, self.domain), self)
         depth = len(self._blocks)
         self._blocks.append([])
         written, before = self.written, carried.numbers(kernel_frame())
@@ -143,9 +151,18 @@ class Recorder:
 
     def use_index(self, value: Expr, site: Site) -> Expr:
         """`value`, refused where it holds the index of a loop that has ended."""
-        known = {self.program_id, *self.domain.loops}
+        current = {v: v for v in (self.program_id, *self.domain.loops)}
         for variable in expr.variables(value):
-            if variable not in known:
+            found = current.get(variable)
+            if found is not None and found is not variable:
+                raise errors.KernelError(
+                    f"the loop index {variable.name} of an earlier iteration is used: "
+                    "Python state carries it, or a view made with it, to the next one",
+                    site=site,
+                    got=str(value),
+                    remedy="Compute it anew in each iteration",
+                )
+            if found is None:
                 raise errors.KernelError(
                     f"the loop index {variable.name} is used after its loop",
                     site=site,
@@ -206,8 +223,19 @@ class Recorder:
                 ref = dataclasses.replace(ref, offset=moved)
         return ref
 
+    @property
+    def runs(self) -> bool:
+        """Whether any iteration of the open loops runs at all; else the kernel is only
+        type-checked here."""
+        return self.arena.runs()
+
     def mark_written(self, ref: Ref) -> None:
         self.written = self.written.with_bytes(ref)
+
+
+def _counted(loop_index: Var, start: Expr, step: int) -> Expr:
+    """``start + step * iteration``."""
+    return expr.add(start, expr.scale(expr.var(loop_index), step))
 
 
 def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:

@@ -218,7 +218,7 @@ class Rounding:
         if x.dtype == dtype.numpy:
             return x
         if dtype.kind == "bool":
-            return x != 0
+            return _is_nonzero(x)
         if dtype.kind == "float" and not jnp.issubdtype(x.dtype, jnp.floating):
             if dtype.name == "bfloat16" and x.dtype != jnp.bool_:
                 x = _to_odd(x)
@@ -235,6 +235,15 @@ class Rounding:
 
     def arange(self, start: int, size: int, dtype: DType) -> Array:
         return _seal(jnp.arange(start, start + size, dtype=dtype.numpy))
+
+
+def _is_nonzero(x: Array) -> Array:
+    """By bits, for a compiled comparison may take a subnormal for 0."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x != 0
+    width = jnp.finfo(x.dtype).bits
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}"))
+    return (bits << 1) != 0
 
 
 def _by_float32(function: Any, x: Array) -> Array:

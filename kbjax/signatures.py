@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from kbjax import dtypes, errors, expr
 from kbjax.dtypes import BOOL, FLOAT32, DType
 from kbjax.expr import Expr
@@ -108,7 +110,7 @@ def _check_fits(op: Row, value: Expr | Scalar, dtype: DType) -> None:
         low = high = int(value)
     else:
         return
-    if not (dtype.holds(low) and dtype.holds(high)):
+    if not (dtype.holds(low) and dtype.holds(high)) or max(-low, high) >= 1 << 1023:
         raise errors.DTypeError(
             f"{op.name}: the scalar {value} is no value of {dtype}",
             site=here(),
@@ -165,6 +167,7 @@ def where(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Si
 
 def normalised_axis(op: str, axis: object, rank: int) -> int:
     """`axis` in [0, rank), or a ShapeError at the kernel's line."""
+    axis = int(axis) if isinstance(axis, np.integer) else axis
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise errors.ShapeError(
             f"{op}: no axis {axis!r} in a tile of {rank} axes",

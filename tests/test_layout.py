@@ -85,11 +85,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"site"},
     "expr": set(),
     "growth": {"domain", "expr", "program"},
-    "handle": {"dtypes", "errors", "expr", "index", "program", "site"},
+    "handle": {"domain", "dtypes", "errors", "expr", "index", "program", "site"},
     "hardware": {"errors"},
     "hbm": {"program"},
     "index": {"domain", "errors", "expr", "site"},
-    "layouts": {"expr", "program"},
+    "layouts": {"expr", "ops", "program"},
     "liveness": {"expr", "program"},
     "op_log": {"expr", "program", "timing"},
     "ops": {"dtypes", "program", "signatures"},
@@ -111,7 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "site": set(),
     "tcm": {"dtypes", "errors", "hardware"},
     "timing": {"dtypes", "expr", "hardware", "ops", "program"},
-    "written": {"program"},
+    "written": {"domain", "expr", "program"},
 }
 MODULES = sorted(MAY_IMPORT)
 NO_JAX = ("timing", "op_log")
