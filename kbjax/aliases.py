@@ -34,7 +34,7 @@ class Aliases(Emitter):
                 got=f"{ref.shape} to {tuple(as_tuple(shape))}",
                 allowed=f"shapes of {ref.size} elements",
             )
-        return self._alias(x, replace(ref, shape=wanted), "reshape", site)
+        return self._alias(x, replace(ref, shape=wanted), "reshape")
 
     def expand_dims(self, x: TensorHandle, axis: int) -> TensorHandle:
         """The same bytes with an axis of size 1 at `axis`. No command."""
@@ -42,7 +42,7 @@ class Aliases(Emitter):
         ref = self._tile("expand_dims", x, site)
         at = signatures.normalised_axis("expand_dims", axis, len(ref.shape) + 1)
         shape = (*ref.shape[:at], 1, *ref.shape[at:])
-        return self._alias(x, replace(ref, shape=shape), "expand_dims", site)
+        return self._alias(x, replace(ref, shape=shape), "expand_dims")
 
     def view_of(self, x: TensorHandle, key: object) -> TensorHandle:
         """`x[key]`: None adds an axis, `tl.ds` or a slice narrows the leading axis."""
@@ -68,7 +68,7 @@ class Aliases(Emitter):
                 shape.append(size)
             axis += 1
         full = (*shape, *ref.shape[axis:])
-        return self._alias(x, replace(ref, offset=offset, shape=full), "view", site)
+        return self._alias(x, replace(ref, offset=offset, shape=full), "view")
 
     def _leading(
         self, key: object, axis: int, ref: Ref, site: Site

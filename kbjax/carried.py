@@ -9,7 +9,7 @@ leads (inside a generator expression, say) is not seen.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from kbjax import errors
-from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Scope, Statement
 from kbjax.site import Site, is_internal
@@ -143,11 +142,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def name_of(handle: TensorHandle, names: Mapping[str, Any]) -> str:
-    """The kernel's name of a tile: a variable, or what leads to it from one."""
+def name_of(wanted: Callable[[object], bool], names: Mapping[str, Any]) -> str:
+    """The kernel's name of a value: a variable, or what leads to it from one."""
 
     def search(path: str, value: object, depth: int) -> str:
-        if value is handle:
+        if wanted(value):
             return path
         found = (
             (search(*part, depth - 1) for part in _parts(path, value)) if depth else ()

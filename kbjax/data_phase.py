@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kbjax import expr, hbm, liveness, ops, signatures, tcm
+from kbjax import expr, hbm, liveness, ops, tcm
 from kbjax.dtypes import DType
 from kbjax.expr import Expr, Var
 from kbjax.layouts import Layouts, layouts
@@ -300,15 +300,10 @@ class _Replay:
     def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:
         """The row's function on the operands, each in the row's operand dtype."""
         row, attrs = ops.TABLE[command.op], dict(command.attrs)
-        arguments = [
-            signatures.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
-            for x in command.operands
-        ]
-        signature = row.infer(arguments, attrs)
         assert self.rounding is not None
         values = []
         for operand, dtype in zip(
-            command.operands, signature.operand_dtypes, strict=True
+            command.operands, command.operand_dtypes, strict=True
         ):
             if isinstance(operand, Ref):
                 value = self._read(operand, state, env)

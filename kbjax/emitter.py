@@ -99,6 +99,7 @@ class Emitter:
             OpCmd(
                 op=name,
                 operands=tuple(commanded),
+                operand_dtypes=signature.operand_dtypes,
                 out=out.ref,
                 attrs=frozen,
                 **self._now(site),
@@ -248,13 +249,10 @@ class Emitter:
     ) -> TensorHandle:
         made = self._recorder.arena.allocate(op, shape, dtype, site)
         ref = Ref(made.uid, expr.ZERO, shape, dtype)
-        return TensorHandle(self, made, ref, op, site)
+        return TensorHandle(self, made, ref, op)
 
-    def _alias(
-        self, x: TensorHandle, ref: Ref, made_by: str, site: Site
-    ) -> TensorHandle:
-        del site  # an alias is made where its base is made
-        return TensorHandle(self, x.allocation, ref, made_by, x.site)
+    def _alias(self, x: TensorHandle, ref: Ref, made_by: str) -> TensorHandle:
+        return TensorHandle(self, x.allocation, ref, made_by)
 
     def _emit(self, command: Command) -> None:
         if command.writes is not None:

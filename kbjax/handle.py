@@ -60,16 +60,21 @@ class TensorHandle:
     Arithmetic operators are those of the op table, by way of `tl`.
     """
 
-    __slots__ = ("_context", "allocation", "made_by", "ref", "site")
+    __slots__ = ("_context", "allocation", "made_by", "ref")
     __hash__ = object.__hash__
     __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
     space = "tcm"
 
     def __init__(
-        self, context: Any, allocation: Allocation, ref: Ref, made_by: str, site: Site
+        self, context: Any, allocation: Allocation, ref: Ref, made_by: str
     ) -> None:
         self._context, self.allocation, self.ref = context, allocation, ref
-        self.made_by, self.site = made_by, site
+        self.made_by = made_by
+
+    @property
+    def site(self) -> Site:
+        """The kernel line that allocated the bytes."""
+        return self.allocation.site
 
     @property
     def shape(self) -> Shape:

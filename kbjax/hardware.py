@@ -79,6 +79,7 @@ class PeGemm:
         return _ps(cycles, self.clock_ghz) + _ns(self.overhead_ns)
 
     def peak_flops_per_ns(self, dtype: str) -> float:
+        """2 flops a multiply-add, over all of the array; the roofline's height."""
         macs = self.rows * self.cols * self.depth
         return 2 * macs * self.rate.get(dtype, 1.0) * self.clock_ghz
 
@@ -161,9 +162,9 @@ class Hardware:
             for key, entry in value.items():
                 self._check(f"{path}.{key}", key, entry)
             return
-        if name in _WHOLE and not (isinstance(value, int) and value == int(value)):
+        if name in _WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
             raise errors.ShapeError(
-                f"{path} is a whole number", got=repr(value), allowed="integers"
+                f"{path} is out of range", got=repr(value), allowed="whole numbers"
             )
         lowest, inclusive = _LOWEST.get(name, (0, False))
         number = isinstance(value, int | float) and not isinstance(value, bool)

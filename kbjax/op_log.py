@@ -80,26 +80,36 @@ class Summary:
         engines = {name: vars(use) for name, use in self.engines.items()}
         return {"schema_version": SCHEMA_VERSION, **vars(self), "engines": engines}
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.kernel} on {self.num_pes} PE{'s' if self.num_pes > 1 else ''}",
-            f"  total       {self.total_ns:,.3f} ns, {self.commands:,} commands",
-        ]
+    def rows(self) -> list[tuple[str, str]]:
+        """What a person reads: (name, figure with its unit), in order."""
+        shown = [("latency", f"{self.total_ns:,.3f} ns, {self.commands:,} commands")]
         for name, use in self.engines.items():
-            lines.append(
-                f"  {name:<11} busy {use.busy_ns:,.3f} ns, {use.utilisation:.1%} "
-                f"(busy / (PEs x total)), {use.commands:,} commands"
+            shown.append(
+                (
+                    f"{name} engine",
+                    f"busy {use.busy_ns:,.3f} ns over all PEs, {use.utilisation:.1%} "
+                    f"utilised (busy / (PEs x latency)), {use.commands:,} commands",
+                )
             )
         used = self.peak_scratch_bytes / self.budget_bytes
-        lines += [
-            f"  HBM         {self.bytes_loaded:,} B loaded, {self.bytes_stored:,} B "
-            "stored",
-            f"  flops       {self.gemm_flops:,} GEMM, {self.math_flops:,} vector",
-            f"  scratch     peak {self.peak_scratch_bytes:,} B, {used:.1%} of "
-            f"{self.budget_bytes:,} B",
-            f"  limited by  {self.limited_by}",
+        return [
+            *shown,
+            ("limited by", f"{self.limited_by} (busiest engine)"),
+            (
+                "HBM traffic",
+                f"{self.bytes_loaded:,} B loaded, {self.bytes_stored:,} B stored",
+            ),
+            ("flops", f"{self.gemm_flops:,} GEMM, {self.math_flops:,} vector"),
+            (
+                "peak scratch",
+                f"{self.peak_scratch_bytes:,} of {self.budget_bytes:,} B ({used:.1%})",
+            ),
         ]
-        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        plural = "s" if self.num_pes > 1 else ""
+        head = f"{self.kernel} on {self.num_pes} PE{plural}"
+        return "\n".join([head, *(f"  {n:<13} {text}" for n, text in self.rows())])
 
 
 class OpLog:

@@ -1,8 +1,10 @@
 """THE TABLE of ops: name -> shape rule, dtype rule, function, engine, cost.
 
 Recording asks a row what it takes and gives (`infer`); the data phase calls its
-`compute` with an array namespace; timing asks for its engine and elements; the `tl`
-methods and the reference page are made from the rows. Adding an op is adding a row.
+`compute` with an array namespace; timing asks for its engine and elements. Adding an
+elementwise op or a reduction is adding a row (its `tl` method is made from it) and,
+where its arithmetic is new, a function in kbjax.rounding. An op with arguments of its
+own has a method in kbjax.context too.
 
 A `compute` function sees operands already in the row's operand dtypes, and an array
 namespace `xp` (kbjax.rounding in the data phase) whose functions round one at a time.
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kbjax import dtypes, signatures
-from kbjax.dtypes import BOOL
+from kbjax.dtypes import BOOL, FLOAT32
 from kbjax.program import Shape
 from kbjax.signatures import Argument, Rule, Signature
 
@@ -82,7 +84,7 @@ def _unary(name: str, doc: str) -> Op:
     def compute(xp: Any, x: Any) -> Any:
         return getattr(xp, name)(x)
 
-    rule = signatures.elementwise(floating=True)
+    rule = signatures.elementwise()
     return Op(name, "elementwise", ("x",), rule, compute, doc, accepts=_FLOATS)
 
 
@@ -96,7 +98,7 @@ _ROWS = (
     _binary("sub", "subtract", "`a - b`.", signatures.elementwise(), accepts=_NUMBERS),
     _binary("mul", "multiply", "`a * b`.", signatures.elementwise(), accepts=_NUMBERS),
     _binary("div", "divide", "`a / b`; two integers give float32.",
-            signatures.elementwise(floating=True), accepts=_FLOATS),
+            signatures.elementwise(of_integers=FLOAT32), accepts=_FLOATS),
     _binary("maximum", "maximum", "The larger; NaN wins.", signatures.elementwise()),
     _binary("minimum", "minimum", "The smaller; NaN wins.", signatures.elementwise()),
     _compare("lt", "less", "<"),

@@ -132,7 +132,7 @@ class Command:
     scope_depth: int
     cursor_bytes: int
 
-    op = "?"
+    op = "?"  # each kind of command has its own
 
     @property
     def reads(self) -> tuple[Ref, ...]:
@@ -181,10 +181,11 @@ class StoreCmd(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class OpCmd(Command):
-    """A row of the op table applied to operands."""
+    """A row of the op table applied to operands, each taken in its operand dtype."""
 
     op: str
     operands: tuple[Operand, ...]
+    operand_dtypes: tuple[DType, ...]
     out: Ref
     attrs: tuple[tuple[str, object], ...] = ()
 

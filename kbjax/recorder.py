@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -155,9 +155,11 @@ class Recorder:
         for variable in expr.variables(value):
             found = current.get(variable)
             if found is not None and found is not variable:
+                name = carried.name_of(_is_made_with(variable), kernel_frame().f_locals)
                 raise errors.KernelError(
                     f"the loop index {variable.name} of an earlier iteration is used: "
-                    "Python state carries it, or a view made with it, to the next one",
+                    f"{f'`{name}`' if name else 'Python state'} carries it, or a view "
+                    "made with it, to the next one",
                     site=site,
                     got=str(value),
                     remedy="Compute it anew in each iteration",
@@ -199,7 +201,7 @@ class Recorder:
                 remedy="Make the tile before the loop and write it in the body with "
                 "tl.copy_to",
             )
-        name = carried.name_of(handle, kernel_frame().f_locals)
+        name = carried.name_of(lambda v: v is handle, kernel_frame().f_locals)
         shown = f"`{name}`" if name else "Python state"
         return errors.KernelError(
             f"{shown} carries a tile from one iteration of the tl.range at "
@@ -231,6 +233,15 @@ class Recorder:
 
     def mark_written(self, ref: Ref) -> None:
         self.written = self.written.with_bytes(ref)
+
+
+def _is_made_with(variable: Var) -> Callable[[object], bool]:
+    def made(value: object) -> bool:
+        return isinstance(value, Index) and any(
+            one is variable for one in expr.variables(value.expr)
+        )
+
+    return made
 
 
 def _counted(loop_index: Var, start: Expr, step: int) -> Expr:

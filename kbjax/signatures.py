@@ -132,17 +132,19 @@ def _check_kinds(op: Row, found: Sequence[DType]) -> None:
             )
 
 
-def elementwise(result: DType | None = None, *, floating: bool = False) -> Rule:
-    """Broadcast; meet in the common dtype (a float where `floating`); give `result`
-    or that dtype."""
+def elementwise(
+    result: DType | None = None, *, of_integers: DType | None = None
+) -> Rule:
+    """Broadcast; meet in the common dtype, or in `of_integers` where that is no float;
+    give `result` or that dtype."""
 
     def rule(
         op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]
     ) -> Signature:
         del attrs
         common = _common(op, operands)
-        if floating and common.kind != "float" and op.name == "div":
-            common = FLOAT32  # int / int is float32
+        if of_integers is not None and common.kind != "float":
+            common = of_integers
         _check_kinds(op, [common])
         shape = broadcast_shapes(op.name, [tile.shape for tile in _tiles(operands)])
         return Signature(shape, result or common, (common,) * len(operands))

@@ -207,7 +207,7 @@ class _Machine:
         self._written = np.zeros(size, np.int64)  # end of the last write
         self._touched = np.zeros(size, np.int64)  # end of the last read or write
         self._free: dict[str, int] = dict.fromkeys(ENGINES, 0)
-        self._bytes: dict[tuple[int, Expr, int], tuple[Expr, int]] = {}
+        self._offsets: dict[tuple[int, Expr], Expr] = {}
         self._block(self.program.commands, {self.program.program_id: pe}, ())
         del self._written, self._touched  # only the rows outlive the run
         return self
@@ -237,12 +237,12 @@ class _Machine:
                 self._command(self._position[id(item)], env, iteration)
 
     def _range(self, ref: Ref, env: Mapping[Var, int]) -> slice:
-        key = (ref.root, ref.offset, ref.nbytes)
-        if key not in self._bytes:
-            self._bytes[key] = (self.program.offset(ref), ref.nbytes)
-        offset, nbytes = self._bytes[key]
+        key = (ref.root, ref.offset)
+        if key not in self._offsets:
+            self._offsets[key] = self.program.offset(ref)
+        offset = self._offsets[key]
         start = offset.const if offset.is_const else expr.evaluate(offset, env)
-        return slice(start // self._granule, (start + nbytes) // self._granule)
+        return slice(start // self._granule, (start + ref.nbytes) // self._granule)
 
     def _command(
         self, position: int, env: Mapping[Var, int], iteration: tuple[int, ...]

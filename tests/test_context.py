@@ -1091,7 +1091,7 @@ def _unwritten(tl: Any, x: Any, n: Any, o: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "words"),
-    [(_stale, "after its scratch_scope"), (_unwritten, "nothing has been written")],
+    [(_stale, "after its scratch_scope"), (_unwritten, "not certain to be written")],
 )
 def test_warn_warns_and_replays_exactly(kernel: Kernel, words: str) -> None:
     call = kb.kernel_call(kernel, X, checks="warn")

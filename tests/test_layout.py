@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "site",
         "tcm",
     },
-    "carried": {"errors", "handle", "index", "program", "site"},
+    "carried": {"errors", "index", "program", "site"},
     "cases": {"call", "dtypes", "errors"},
     "cli": {"cases", "errors"},
     "context": {
@@ -63,7 +63,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ops",
         "program",
         "rounding",
-        "signatures",
         "tcm",
     },
     "disjoint": {"errors", "expr", "program"},
