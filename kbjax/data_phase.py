@@ -43,7 +43,7 @@ from kbjax.program import (
     StoreCmd,
     walk,
 )
-from kbjax.rounding import Rounding, always_true
+from kbjax.rounding import Rounding, always_true, laid_out
 from kbjax.tcm import TcmState
 
 Fidelity = Literal["live", "exact"]
@@ -279,13 +279,16 @@ class _Replay:
 
     def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
         window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
-        return hbm.load(
-            state.tensors[command.view.slot],
+        tensor = state.tensors[command.view.slot]
+        tile = hbm.load(
+            tensor,
             window,
             command.other,
             self.program.num_pes,
             in_parts=self.fidelity == "live",
         )
+        # A whole array may be one that an outer jit has transposed.
+        return laid_out(tile) if tile.shape == tensor.shape else tile
 
     def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
         tile = self._read(command.src, state, env)

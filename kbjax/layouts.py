@@ -3,8 +3,8 @@
 XLA folds a transposition into a product, whose kernel then adds in another order. What
 is folded is decided here, from the program alone: an operand that `tl.trans` made of a
 plain tile is taken untransposed; one that may be a transposition in some other way (a
-transposed view, a copy or an alias of one, what is computed from one, a whole input
-array, which an outer jit may have transposed) is first written out in its own order.
+transposed view, a copy or an alias of one, what is computed from one) is first written
+out in its own order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kbjax import expr, ops
+from kbjax import ops
 from kbjax.program import Command, CopyCmd, LoadCmd, Loop, OpCmd, Program, Ref, Scope
 
 Layout = Literal["plain", "untransposed", "physical"]
@@ -46,7 +46,7 @@ def layouts(program: Program) -> Layouts:
         grown = lazy | {
             c.writes.root
             for c in commands
-            if c.writes is not None and _may_be_lazy(c, lazy, program)
+            if c.writes is not None and _may_be_lazy(c, lazy)
         }
         if grown == lazy:
             break
@@ -54,12 +54,9 @@ def layouts(program: Program) -> Layouts:
     return Layouts(lazy, _transposed_once(commands, lazy))
 
 
-def _may_be_lazy(command: Command, lazy: frozenset[int], program: Program) -> bool:
+def _may_be_lazy(command: Command, lazy: frozenset[int]) -> bool:
     if isinstance(command, LoadCmd):
-        view = command.view
-        shape = program.slots[view.slot].shape
-        whole = view.shape == shape and all(s.start == expr.ZERO for s in view.spans)
-        return whole or list(view.axes) != sorted(view.axes)
+        return list(command.view.axes) != sorted(command.view.axes)
     if isinstance(command, CopyCmd):
         return command.src.root in lazy
     if isinstance(command, OpCmd) and ops.TABLE[command.op].engine == "gemm":

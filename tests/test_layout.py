@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hardware": {"errors"},
     "hbm": {"program"},
     "index": {"domain", "errors", "expr", "site"},
-    "layouts": {"expr", "ops", "program"},
+    "layouts": {"ops", "program"},
     "liveness": {"expr", "program"},
     "op_log": {"expr", "program", "timing"},
     "ops": {"dtypes", "program", "signatures"},
