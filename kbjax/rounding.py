@@ -34,7 +34,6 @@ from kbjax.dtypes import DType
 from kbjax.layouts import Layout
 
 Array = jax.Array
-_LANES, _LARGE_TILE = 16, 4096  # elements
 _TREE_LEVELS_A_FUSION = 3  # a fused tree doubles its code with each level
 
 
@@ -131,13 +130,13 @@ class Rounding:
         return jnp.where(cond, a, b)
 
     def exp(self, x: Array) -> Array:
-        return self._transcendental(jnp.exp, x)
+        return self._apart(partial(_by_float32, jnp.exp), x)
 
     def exp2(self, x: Array) -> Array:
-        return self._transcendental(jnp.exp2, x)
+        return self._apart(partial(_by_float32, jnp.exp2), x)
 
     def log(self, x: Array) -> Array:
-        return self._transcendental(jnp.log, x)
+        return self._apart(partial(_by_float32, jnp.log), x)
 
     def sqrt(self, x: Array) -> Array:
         return _seal(_by_float32(jnp.sqrt, x))
@@ -149,15 +148,6 @@ class Rounding:
             return self.divide(jnp.ones_like(y), _seal(jnp.sqrt(y)))
 
         return _seal(_by_float32(inverse, x))
-
-    def _transcendental(self, function: Any, x: Array) -> Array:
-        """Apart from all else, but for a large tile of whole vectors: that is computed
-        in vectors whatever it is fused with, and a branch of its own costs 5%."""
-        whole_vectors = x.ndim > 0 and x.shape[-1] % _LANES == 0
-        by_float32 = partial(_by_float32, function)
-        if whole_vectors and x.size >= _LARGE_TILE and not self.physical:
-            return _seal(by_float32(x))
-        return self._apart(by_float32, x)
 
     def _apart(self, function: Any, x: Array) -> Array:
         """A function of x that is fused with nothing (cure 5), and of whose result
