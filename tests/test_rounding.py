@@ -518,3 +518,35 @@ def test_a_scalar_is_rounded_to_the_tile_once() -> None:
         for scalar in (0.1, np.float64(0.1)):
             check(lambda tl, x, k=scalar: x * k, [[x]], [want], ("call", "exact"))
             check(lambda tl, x, k=scalar: k * x, [[x]], [want], ("call",))
+
+
+CONSUMERS: dict[str, Callable[..., Any]] = {
+    "store": lambda tl, x, e: e,
+    "sum": lambda tl, x, e: e / tl.sum(e, axis=1, keepdims=True),
+    "trans": lambda tl, x, e: tl.reshape(tl.trans(e), x.shape),
+    "dot": lambda tl, x, e: x * tl.sum(tl.dot(e, tl.trans(x)), axis=1, keepdims=True),
+    "where": lambda tl, x, e: tl.where(x > 0, e, x),
+    "rows": lambda tl, x, e: x * (e[tl.ds(3, 1)] + e[tl.ds(5, 1)]),
+    "log": lambda tl, x, e: tl.log(e + 1.0) - e,
+    "max": lambda tl, x, e: tl.exp(x - tl.max(x, axis=1, keepdims=True)) * e,
+}
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (64, 64)])
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_exp_does_not_depend_on_its_consumer(
+    name: str, shape: tuple[int, int]
+) -> None:
+    """exp runs apart from what uses it, so it is the same whatever that is."""
+    x = (np.random.default_rng(3).standard_normal(shape) * 3).astype(np.float32)
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        for _ in tl.range(2):
+            with tl.scratch_scope():
+                half = tl.load(x) * 0.5
+                tl.store(o, CONSUMERS[name](tl, half, tl.exp(half)))
+
+    call = kb.kernel_call(kernel, jax.ShapeDtypeStruct(shape, "float32"))
+    exact = call.run(x, fidelity="exact").outputs
+    assert_same_bits(call(x), exact, name)
+    assert_same_bits(jax.jit(lambda: call(x))(), exact, f"{name}, constants")
