@@ -534,9 +534,7 @@ CONSUMERS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("shape", [(128, 128), (64, 64)])
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_exp_does_not_depend_on_its_consumer(
-    name: str, shape: tuple[int, int]
-) -> None:
+def test_exp_does_not_depend_on_its_consumer(name: str, shape: tuple[int, int]) -> None:
     """exp runs apart from what uses it, so it is the same whatever that is."""
     x = (np.random.default_rng(3).standard_normal(shape) * 3).astype(np.float32)
 
