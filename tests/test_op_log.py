@@ -280,8 +280,8 @@ def test_the_summary_prints_units_and_definitions() -> None:
     text = str(sweep().summary())
     for part in (
         "258.000 ns", "12 commands", "busy 222.000 ns", "86.0%",
-        "(busy / (PEs x latency))", "128 B loaded", "64 B stored", "320 B",
-        "1,048,576 B", "limited by  dma", "1 PE\n",
+        "(busy / (PEs x latency))", "128 B loaded", "64 B stored", "320 of",
+        "1,048,576 B", "limited by    dma", "1 PE\n",
     ):  # fmt: skip
         assert part in text, part
 
