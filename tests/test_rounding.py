@@ -548,3 +548,28 @@ def test_exp_does_not_depend_on_its_consumer(name: str, shape: tuple[int, int]) 
     exact = call.run(x, fidelity="exact").outputs
     assert_same_bits(call(x), exact, name)
     assert_same_bits(jax.jit(lambda: call(x))(), exact, f"{name}, constants")
+
+
+def test_products_that_cannot_be_nan_are_rounded_too() -> None:
+    """A compiler that proves there is no NaN drops the select, and would contract: in
+    floats made from integers, and in products of selected constants."""
+    n = np.arange(-50, 50, dtype=np.int32)
+    x = n.astype(np.float32) / np.float32(7)
+    f = np.float32
+
+    def kernel(tl: Any, n: Any, x: Any, a: Any, b: Any) -> None:
+        count = tl.load(n).to("float32")
+        tl.store(a, count * 0.7 + count)
+        t = tl.load(x)
+        up = t > 0.0
+        tl.store(b, tl.where(up, 0.1, 0.7) * tl.where(up, 0.3, 0.9) + t)
+
+    shape = jax.ShapeDtypeStruct((100,), "float32")
+    call = kb.kernel_call(kernel, (shape, shape))
+    up = x > 0
+    count = n.astype(np.float32)
+    selected = np.where(up, f(0.1), f(0.7)) * np.where(up, f(0.3), f(0.9)) + x
+    wants = (count * f(0.7) + count, selected)
+    assert_same_bits(call(n, x), wants, "live")
+    assert_same_bits(call.run(n, x, fidelity="exact").outputs, wants, "exact")
+    assert_same_bits(jax.jit(lambda: call(n, x))(), wants, "constants")
