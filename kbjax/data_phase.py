@@ -8,7 +8,8 @@
 3. At the end live tiles are written back, where the caller asks for the memory.
 
 All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
-only the op table's functions are under `vmap`.
+the op table's functions are under `vmap`, and memory commands only where PEs look at
+different places.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from kbjax.program import (
     StoreCmd,
     walk,
 )
-from kbjax.rounding import Rounding, always_true, laid_out
+from kbjax.rounding import Rounding, always_true
 from kbjax.tcm import TcmState
 
 Fidelity = Literal["live", "exact"]
@@ -198,7 +199,8 @@ class _Replay:
             )
             for spec in program.slots[program.num_inputs :]
         )
-        # An outer jit may know the inputs; folded constants would round otherwise.
+        # An outer jit may know the inputs, or have transposed them; what is folded
+        # would round otherwise.
         inputs = lax.optimization_barrier(inputs)
         state = _State(self._fresh_tiles(), (*inputs, *outputs))
         env = {program.program_id: self._program_ids()}
@@ -279,16 +281,13 @@ class _Replay:
 
     def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
         window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
-        tensor = state.tensors[command.view.slot]
-        tile = hbm.load(
-            tensor,
+        return hbm.load(
+            state.tensors[command.view.slot],
             window,
             command.other,
             self.program.num_pes,
             in_parts=self.fidelity == "live",
         )
-        # A whole array may be one that an outer jit has transposed.
-        return laid_out(tile) if tile.shape == tensor.shape else tile
 
     def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
         tile = self._read(command.src, state, env)

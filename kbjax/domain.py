@@ -41,7 +41,7 @@ class Domain:
         return Domain((*self.loops, loop))
 
     def never_runs(self) -> bool:
-        """Whether no iteration runs at all (some trip count is always 0)."""
+        """Whether the nest has no iteration that runs; False where too many to tell."""
         if all(bounds(loop.trip)[0] > 0 for loop in self.loops):
             return False
         points = self._points(variables(*(loop.trip for loop in self.loops)))

@@ -43,11 +43,6 @@ def always_true() -> Array:
     return lax.rng_uniform(jnp.float32(0), jnp.float32(1), shape=()) < 2
 
 
-def laid_out(x: Array) -> Array:
-    """`x` written out in its own order, so that no product folds how it was made."""
-    return _seal(x.reshape(-1)).reshape(x.shape)
-
-
 def _seal(x: Array) -> Array:
     """`x`, which no rewrite or constant folding reaches across."""
     return lax.optimization_barrier(x)
@@ -214,7 +209,7 @@ class Rounding:
             x = jnp.swapaxes(x, -1, -2)
             if not self.physical:
                 return x
-        return laid_out(x)
+        return _seal(x.reshape(-1)).reshape(x.shape)
 
     # --- types and creation ----------------------------------------------------------
 
