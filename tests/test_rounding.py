@@ -573,3 +573,20 @@ def test_products_that_cannot_be_nan_are_rounded_too() -> None:
     assert_same_bits(call(n, x), wants, "live")
     assert_same_bits(call.run(n, x, fidelity="exact").outputs, wants, "exact")
     assert_same_bits(jax.jit(lambda: call(n, x))(), wants, "constants")
+
+
+def test_a_subnormal_is_true_on_every_path() -> None:
+    """A cast to bool looks at bits; a compiled comparison may flush a subnormal to 0,
+    and did so in live but not in exact where an integer cast stood beside it."""
+    x = np.array([1e-40, -1e-40, 1.0, 0.0, -0.0, np.nan], np.float32)
+
+    def kernel(tl: Any, x: Any, flags: Any, counts: Any) -> None:
+        t = tl.load(x)
+        tl.store(counts, t.to("int32"))
+        tl.store(flags, t.to("bool"))
+
+    shapes = (jax.ShapeDtypeStruct((6,), "bool"), jax.ShapeDtypeStruct((6,), "int32"))
+    call = kb.kernel_call(kernel, shapes)
+    for outputs in (call(x), call.run(x, fidelity="exact").outputs):
+        assert np.asarray(outputs[0]).tolist() == [True, True, True, False, False, True]
+        assert np.asarray(outputs[1]).tolist() == [0, 0, 1, 0, 0, 0]
