@@ -18,10 +18,16 @@ from kbjax.site import Site
 class Aliases(Emitter):
     """The part of `tl` that makes aliases. An alias lives as long as its base."""
 
+    def _aliased(self, op: str, x: TensorHandle, site: Site) -> Ref:
+        """The bytes that an alias of `x` names: those of `x` in the iteration that made
+        it, also where that is over."""
+        self._tile(op, x, site)
+        return x.ref
+
     def reshape(self, x: TensorHandle, shape: object) -> TensorHandle:
         """The same bytes under another shape; one size may be -1. No command."""
         site = self._recorder.enter_call()
-        ref = self._tile("reshape", x, site)
+        ref = self._aliased("reshape", x, site)
         sizes = [self._static(size, "a shape", site) for size in as_tuple(shape)]
         if sizes.count(-1) == 1:
             known = math.prod(size for size in sizes if size != -1)
@@ -39,7 +45,7 @@ class Aliases(Emitter):
     def expand_dims(self, x: TensorHandle, axis: int) -> TensorHandle:
         """The same bytes with an axis of size 1 at `axis`. No command."""
         site = self._recorder.enter_call()
-        ref = self._tile("expand_dims", x, site)
+        ref = self._aliased("expand_dims", x, site)
         at = signatures.normalised_axis("expand_dims", axis, len(ref.shape) + 1)
         shape = (*ref.shape[:at], 1, *ref.shape[at:])
         return self._alias(x, replace(ref, shape=shape), "expand_dims")
@@ -47,7 +53,7 @@ class Aliases(Emitter):
     def view_of(self, x: TensorHandle, key: object) -> TensorHandle:
         """`x[key]`: None adds an axis, `tl.ds` or a slice narrows the leading axis."""
         site = self._recorder.enter_call()
-        ref = self._tile("indexing", x, site)
+        ref = self._aliased("indexing", x, site)
         offset, shape, axis = ref.offset, [], 0
         for one in key if isinstance(key, tuple) else (key,):
             if one is None:

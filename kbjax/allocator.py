@@ -1,23 +1,39 @@
 """The scratch arena while a kernel is recorded: bump cursor, save points, lifetimes,
 exact peak, and overflow found without running a loop's iterations.
 
-The cursor is that of iteration 0 of every open loop; kbjax.growth says what the later
-iterations do to it.
+The cursor is that of iteration 0 of every open loop; kbjax.footprint says what the
+later iterations do to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kbjax import errors
-from kbjax.dtypes import DType
+from kbjax import errors, footprint
+from kbjax.dtypes import DType, Shape
 from kbjax.expr import Var
-from kbjax.growth import Event, LoopGrowth, Overrun, first_overrun, held_by, highest
+from kbjax.footprint import (
+    Allocation,
+    Event,
+    Held,
+    LoopTrace,
+    Moment,
+    ScopeTrace,
+    scope_text,
+)
 from kbjax.hardware import PeTcm
-from kbjax.program import Allocation, Shape
+from kbjax.overflow import LiveGroup, LoopStep, OpenScope, Overflow
 from kbjax.site import Site
+
+
+class Lease:
+    """Held by a tile and its aliases: while one of them exists, the kernel can use the
+    bytes."""
+
+    __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True)
@@ -26,33 +42,63 @@ class Death:
 
     cause: Literal["scope", "iteration"]
     site: Site
+    loop: Var | None = None
 
 
 @dataclass
-class _OpenLoop:
-    index: Var
-    site: Site
-    events: list[Event]
-    runs: bool
+class _Level:
+    """A block that is being recorded: the kernel, a scope, or a loop's body."""
+
     start_bytes: int
     first_uid: int
-    peak_before: int
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass
+class _OpenScope(_Level):
+    name: str = field(kw_only=True)
+    site: Site = field(kw_only=True)
+
+    @property
+    def scope(self) -> str:
+        return scope_text(self.name, self.site)
+
+
+@dataclass
+class _OpenLoop(_Level):
+    index: Var = field(kw_only=True)
+    site: Site = field(kw_only=True)
+    runs: bool = field(kw_only=True)
+    peak_before: int = field(kw_only=True)
 
 
 @dataclass
 class Arena:
-    """The state of one recording's scratch. `cursor` and `peak` are bytes."""
+    """The state of one recording's scratch. `cursor` and `peak` are bytes.
+
+    `budget_bytes` is where an allocation overflows: the hardware's scratch, or None
+    where only the footprint is asked for. `kernel` is the kernel's name.
+    """
 
     tcm: PeTcm
+    budget_bytes: int | None
+    kernel: str = ""
     cursor: int = 0
     peak: int = 0
     allocations: dict[int, Allocation] = field(default_factory=dict)
     deaths: dict[int, Death] = field(default_factory=dict)
     loop_sites: dict[Var, Site] = field(default_factory=dict)
+    _leases: dict[int, weakref.ref[Lease]] = field(default_factory=dict)
     _next_uid: int = 0
-    _scopes: list[tuple[int, int, Site]] = field(default_factory=list)
-    _loops: list[_OpenLoop] = field(default_factory=list)
-    _finished: list[tuple[int, LoopGrowth]] = field(default_factory=list)
+    _levels: list[_Level] = field(default_factory=lambda: [_Level(0, 0)])
+
+    @property
+    def _loops(self) -> list[_OpenLoop]:
+        return [level for level in self._levels if isinstance(level, _OpenLoop)]
+
+    @property
+    def _scopes(self) -> list[_OpenScope]:
+        return [level for level in self._levels if isinstance(level, _OpenScope)]
 
     @property
     def scope_depth(self) -> int:
@@ -60,7 +106,27 @@ class Arena:
 
     @property
     def scope_sites(self) -> tuple[Site, ...]:
-        return tuple(site for _, _, site in self._scopes)
+        return tuple(scope.site for scope in self._scopes)
+
+    @property
+    def level_loops(self) -> list[Var | None]:
+        """For each open block, the kernel's first, the loop whose body it is."""
+        return [
+            level.index if isinstance(level, _OpenLoop) else None
+            for level in self._levels
+        ]
+
+    @property
+    def innermost_loop(self) -> Site | None:
+        """The line of the loop whose body is being recorded, unless a scope is open
+        inside it."""
+        level = self._levels[-1]
+        return level.site if isinstance(level, _OpenLoop) else None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What the kernel took outside all open scopes and loops, as a tree."""
+        return tuple(self._levels[0].events)
 
     def runs(self) -> bool:
         """Whether every open loop has an iteration that runs."""
@@ -74,9 +140,12 @@ class Arena:
         if self.allocations.get(allocation.uid) is allocation:
             return self.deaths.get(allocation.uid)
         # It belongs to a recording of a loop body that has been made again since.
-        return Death("iteration", self.loop_sites[allocation.loops[-1]])
+        loop = allocation.loops[-1]
+        return Death("iteration", self.loop_sites[loop], loop)
 
-    def allocate(self, op: str, shape: Shape, dtype: DType, site: Site) -> Allocation:
+    def allocate(
+        self, op: str, shape: Shape, dtype: DType, site: Site
+    ) -> tuple[Allocation, Lease]:
         """Take the next aligned slice.
 
         Raises:
@@ -98,27 +167,44 @@ class Arena:
             site=site,
         )
         if self.runs():
-            if highest(made) > self.tcm.scratch_bytes:
-                raise self._overflow(Overrun(made, {}, self.cursor, ()))
-            self.peak = max(self.peak, highest(made))
-            if self._loops:
-                self._loops[-1].events.append(made)
-        self.cursor += made.aligned_bytes
+            if self._overflows(made.end_bytes):
+                now = Moment(made, {}, self.cursor, (), self._open_scopes())
+                raise self._overflow(self._with_open(now), {})
+            self.peak = max(self.peak, made.end_bytes)
+            self._levels[-1].events.append(made)
+        self.cursor = made.end_bytes
         self.allocations[made.uid] = made
+        lease = Lease()
+        self._leases[made.uid] = weakref.ref(lease)
         self._next_uid += 1
-        return made
+        return made, lease
+
+    def _overflows(self, end_bytes: int) -> bool:
+        return self.budget_bytes is not None and end_bytes > self.budget_bytes
 
     # --- scopes ----------------------------------------------------------------------
 
-    def enter_scope(self, site: Site) -> int:
-        self._scopes.append((self.cursor, self._next_uid, site))
-        return self.cursor
+    def enter_scope(self, name: str, site: Site) -> None:
+        self._levels.append(
+            _OpenScope(self.cursor, self._next_uid, name=name, site=site)
+        )
 
-    def exit_scope(self) -> None:
-        """Rewind to the innermost save point; what was allocated since is dead."""
-        self.cursor, first_uid, site = self._scopes.pop()
-        self._finished = [one for one in self._finished if one[0] < self.cursor]
-        self._bury(first_uid, Death("scope", site))
+    def exit_scope(self) -> tuple[int, int]:
+        """Rewind to the innermost save point; what was allocated since is dead.
+
+        Returns:
+          (mark, rewound): the save point, and how many bytes were given back.
+        """
+        scope = self._levels.pop()
+        assert isinstance(scope, _OpenScope)
+        rewound = self.cursor - scope.start_bytes
+        self.cursor = scope.start_bytes
+        self._bury(scope.first_uid, Death("scope", scope.site))
+        if self.runs() and scope.events:
+            events = tuple(scope.events)
+            closed = ScopeTrace(scope.name, scope.start_bytes, events, scope.site)
+            self._levels[-1].events.append(closed)
+        return scope.start_bytes, rewound
 
     def _bury(self, first_uid: int, death: Death) -> None:
         for uid in range(first_uid, self._next_uid):
@@ -128,24 +214,26 @@ class Arena:
 
     def enter_loop(self, index: Var, site: Site, runs: bool) -> None:
         self.loop_sites[index] = site
-        self._loops.append(
-            _OpenLoop(index, site, [], runs, self.cursor, self._next_uid, self.peak)
-        )
+        self._levels.append(
+            _OpenLoop(
+                self.cursor, self._next_uid, index=index, site=site, runs=runs,
+                peak_before=self.peak,
+            )
+        )  # fmt: skip
 
     def end_iteration(self) -> int:
         """End the recorded iteration: its handles die. Gives the growth in bytes."""
         loop = self._loops[-1]
-        self._bury(loop.first_uid, Death("iteration", loop.site))
+        self._bury(loop.first_uid, Death("iteration", loop.site, loop.index))
         return self.cursor - loop.start_bytes
 
     def restart_iteration(self) -> None:
         """Back to the iteration's start, to record the body once more alike."""
         loop = self._loops[-1]
         self.cursor = loop.start_bytes
-        self._finished = [one for one in self._finished if one[0] < self.cursor]
         self._next_uid = loop.first_uid
         for uid in [uid for uid in self.allocations if uid >= loop.first_uid]:
-            del self.allocations[uid]
+            del self.allocations[uid], self._leases[uid]
             self.deaths.pop(uid, None)
         loop.events.clear()
 
@@ -163,70 +251,104 @@ class Arena:
         loop = self._loops[-1]
         growth = self.end_iteration()
         assert growth == 0 or trip is not None, "symbolic loops do not grow"
-        if not (loop.runs and self.runs()):
-            self._loops.pop()
-            self.cursor = loop.start_bytes
-            return growth
-        closed = LoopGrowth(loop.index, tuple(loop.events), growth, self.scope_depth)
-        if highest(closed) > self.tcm.scratch_bytes:
-            self.cursor = loop.start_bytes
-            problem = self._overflow(first_overrun(closed, self.tcm.scratch_bytes))
+        closed = LoopTrace(loop.index, growth, tuple(loop.events), loop.site)
+        end = footprint.highest(closed)
+        if self._overflows(end):
+            assert self.budget_bytes is not None
+            found = footprint.moment((closed,), self.budget_bytes, self._open_scopes())
+            loop.events.clear()
+            problem = self._overflow(
+                self._with_open(found), footprint.growths((closed,))
+            )
             self.abandon_loop()
             raise problem
-        self._loops.pop()
+        self._levels.pop()
         self.cursor = loop.start_bytes
-        self.peak = max(self.peak, highest(closed))
-        self.cursor += growth * closed.trip
-        if self._loops:
-            self._loops[-1].events.append(closed)
-        if growth:
-            self._finished.append((loop.start_bytes, closed))
+        if closed.events:  # so it runs
+            self.peak = max(self.peak, end)
+            self.cursor += growth * closed.trip
+            self._levels[-1].events.append(closed)
         return growth
 
     def abandon_loop(self) -> None:
         """Drop the innermost loop, which was refused or left before its end, as if it
-        had never been."""
+        had never been, with what is open inside it."""
+        while not isinstance(self._levels[-1], _OpenLoop):
+            self._levels.pop()
         self.restart_iteration()
-        self.peak = self._loops.pop().peak_before
+        self.peak = self._loops[-1].peak_before
+        self._levels.pop()
 
     # --- overflow --------------------------------------------------------------------
 
-    def _overflow(self, overrun: Overrun) -> errors.ScratchOverflowError:
-        made = overrun.made
-        held = [(other, 1) for other in self.alive()]
-        for start, loop in self._finished:
-            if start < self.cursor:
-                held += held_by(loop, loop.trip)
-        overflow = errors.Overflow(
+    def _open_scopes(self) -> tuple[tuple[str, int], ...]:
+        return tuple((scope.scope, scope.start_bytes) for scope in self._scopes)
+
+    def _with_open(self, moment: Moment) -> Moment:
+        """The moment with the open loops, and what the open levels hold, in front."""
+        held: list[Held] = []
+        scope = ""
+        for level in self._levels:
+            scope = level.scope if isinstance(level, _OpenScope) else scope
+            held += footprint.left_by(level.events, scope)
+        return replace(
+            moment,
+            iterations={**dict.fromkeys(moment.made.loops, 0), **moment.iterations},
+            held=(*map(self._in_reach, held), *moment.held),
+        )
+
+    def _in_reach(self, held: Held) -> Held:
+        """Whether the kernel still has a name for the tile."""
+        lease = self._leases.get(held.made.uid)
+        gone = held.made.uid not in self.deaths and lease is not None and not lease()
+        return replace(held, usable=0) if gone else held
+
+    def _overflow(
+        self, moment: Moment, growths: Mapping[Var, int]
+    ) -> errors.ScratchOverflowError:
+        made = moment.made
+        assert self.budget_bytes is not None
+        overflow = Overflow(
             op=made.op,
             requested_bytes=made.nbytes,
             aligned_bytes=made.aligned_bytes,
-            cursor_bytes=overrun.cursor_bytes,
-            budget_bytes=self.tcm.scratch_bytes,
-            iterations=tuple(
-                (self.loop_sites[loop], overrun.iterations.get(loop, 0))
+            cursor_bytes=moment.cursor_bytes,
+            budget_bytes=self.budget_bytes,
+            kernel=self.kernel,
+            shape=made.shape,
+            dtype=made.dtype.name,
+            nth=1 + sum(h.count for h in moment.held if h.made.site == made.site),
+            loops=tuple(
+                LoopStep(
+                    self.loop_sites[loop], moment.iterations[loop], growths.get(loop, 0)
+                )
                 for loop in made.loops
             ),
-            scopes=self.scope_sites,
-            live=_grouped([*held, *overrun.held]),
+            scopes=tuple(
+                OpenScope(scope, moment.cursor_bytes - mark)
+                for scope, mark in moment.scopes
+            ),
+            live=_grouped(moment.held),
         )
         return errors.ScratchOverflowError(overflow, site=made.site)
 
 
-def _grouped(
-    held: Sequence[tuple[Allocation, int]],
-) -> tuple[errors.LiveGroup, ...]:
-    """By kernel line and op."""
-    groups: dict[tuple[Site, str], list[tuple[Allocation, int]]] = {}
-    for made, count in held:
-        groups.setdefault((made.site, made.op), []).append((made, count))
+def _grouped(held: Sequence[Held]) -> tuple[LiveGroup, ...]:
+    """By kernel line, op and type."""
+    groups: dict[tuple[Site, str, str, str], list[Held]] = {}
+    for one in held:
+        made = one.made
+        key = (made.site, made.op, made.tile, one.scope)
+        groups.setdefault(key, []).append(one)
     return tuple(
-        errors.LiveGroup(
+        LiveGroup(
             site,
             op,
-            sum(n for _, n in members),
-            sum(made.aligned_bytes * n for made, n in members),
-            members[0][0].scope_depth > 0,
+            tile,
+            count=sum(one.count for one in members),
+            nbytes=sum(one.nbytes for one in members),
+            usable=sum(one.usable for one in members),
+            scope=scope,
         )
-        for (site, op), members in groups.items()
+        for (site, op, tile, scope), members in groups.items()
     )

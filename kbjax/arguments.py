@@ -95,6 +95,18 @@ def kernel_name(kernel: Callable[..., None]) -> str:
     return getattr(kernel, "__name__", type(kernel).__name__)
 
 
+def int_options(kernel: Callable[..., None]) -> dict[str, int]:
+    """The kernel's keyword-only integers (tile sizes, say) and their values."""
+    parameters = inspect.signature(kernel).parameters.values()
+    return {
+        p.name: p.default
+        for p in parameters
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+        and isinstance(p.default, int)
+        and not isinstance(p.default, bool)
+    }
+
+
 def argument_names(kernel: Callable[..., None], inputs: int, outputs: int) -> list[str]:
     """The kernel's own names of its tensors, for messages and printing."""
     positional = (

@@ -3,6 +3,8 @@ once for them, and keeps what it compiled."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +12,18 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from kbjax import arguments, data_phase, disjoint, errors, expr, op_log
+from kbjax import (
+    arguments,
+    data_phase,
+    disjoint,
+    errors,
+    expr,
+    op_log,
+    plan,
+    sizes,
+)
 from kbjax.allocator import Arena
-from kbjax.arguments import Axes, Shaped
+from kbjax.arguments import Axes
 from kbjax.context import TLContext
 from kbjax.data_phase import Fidelity
 from kbjax.expr import Var
@@ -22,8 +33,10 @@ from kbjax.program import Program, StoreCmd, TensorSpec
 from kbjax.recorder import Checks, Recorder
 from kbjax.site import user_frames
 from kbjax.tcm import TcmState
+from kbjax.tensors import TensorArguments
 
 Key = tuple[tuple[tuple[int, ...], str], ...]
+TILE_OPTIONS = ("tile", "block")  # whose sizes a plan varies by itself
 
 
 @dataclass(frozen=True)
@@ -62,31 +75,18 @@ class KernelCall:
             )
         self._kernel = kernel
         self._single = not isinstance(out_shape, tuple | list)
-        self._out_shapes = (out_shape,) if self._single else tuple(out_shape)
+        out_shapes = (out_shape,) if self._single else tuple(out_shape)
         self._num_pes, self._hardware, self._checks = num_pes, hardware, checks
-        self._in_axes = in_axes
-        self._out_axes = arguments.axis_each(
-            out_axes, len(self._out_shapes), "out_axes"
+        self._tensors = TensorArguments(
+            kernel=kernel,
+            out_shapes=out_shapes,
+            num_pes=num_pes,
+            in_axes=in_axes,
+            out_axes=arguments.axis_each(out_axes, len(out_shapes), "out_axes"),
+            aliases=dict(input_output_aliases),
         )
-        self._aliases = dict(input_output_aliases)
-        outputs = list(self._aliases.values())
-        if len(set(outputs)) < len(outputs) or not all(
-            0 <= out < len(self._out_shapes) for out in outputs
-        ):
-            raise errors.KernelError(
-                "input_output_aliases names an output twice, or one that is not there",
-                got=self._aliases,
-                allowed=f"outputs 0 to {len(self._out_shapes) - 1}, once each",
-            )
-        for out, axis in zip(self._out_shapes, self._out_axes, strict=True):
-            rank = len(arguments.shaped(out, 0, "output")[0]) + 1
-            if num_pes > 1 and axis is not None and not -rank <= axis < rank:
-                raise errors.ShapeError(
-                    f"out_axes has no axis {axis} in an output of {rank} axes",
-                    allowed=f"{-rank} to {rank - 1}, or None",
-                )
         self._programs: dict[Key, Program] = {}
-        self._compiled: dict[tuple[Key, Fidelity, bool], Callable[..., Any]] = {}
+        self._compiled: dict[tuple[Key, Fidelity, bool, bool], Callable[..., Any]] = {}
 
     @user_frames
     def __call__(self, *arrays: Any) -> Any:
@@ -100,27 +100,91 @@ class KernelCall:
           KbjaxError: for a mistake in the kernel or its arguments, before any data is
             computed.
         """
-        outputs, _ = self._replay(arrays, None, with_memory=False)
+        outputs, _ = self._replay(arrays, None, False, False)
         return outputs
 
     @user_frames
-    def run(self, *arrays: Any, fidelity: Fidelity | None = None) -> RunResult:
+    def run(
+        self,
+        *arrays: Any,
+        fidelity: Fidelity | None = None,
+        poison: bool = False,
+    ) -> RunResult:
         """Phase 2 with the final memory.
 
         Args:
           arrays: as in a call.
           fidelity: `live`, `exact`, or None: live, or exact where a broken scope
-            contract was let pass by `checks`.
+            contract was let pass by `checks`, or with `poison`.
+          poison: fill what a scope gives back with 0xFF at its end: NaN in floats, -1
+            in integers. Outputs of a kernel that keeps the scope contract are the same.
+            Only exact replay has such bytes; in live they are 0xFF as it is.
         """
-        outputs, memory = self._replay(arrays, fidelity, with_memory=True)
+        if poison and fidelity is None:
+            fidelity = "exact"
+        outputs, memory = self._replay(arrays, fidelity, True, poison)
         return RunResult(outputs, memory)
 
     @user_frames
     def record(self, *arrays: Any) -> Program:
         """Phase 1: the program, for arrays or `jax.ShapeDtypeStruct`s."""
         return self._recorded(
-            self._specs([arguments.shaped(a, i) for i, a in enumerate(arrays)])
+            self._tensors.inputs([arguments.shaped(a, i) for i, a in enumerate(arrays)])
         )
+
+    @user_frames
+    def plan(self, *arrays: Any, vary: Sequence[str] | None = None) -> plan.Plan:
+        """Phase 1: the footprint, for arrays or `jax.ShapeDtypeStruct`s. No data is
+        run; a kernel that does not fit has a plan as well.
+
+        Args:
+          arrays: as in a call.
+          vary: keyword-only integers of the kernel; for each the plan has a table of
+            values that fit. None: those named in `TILE_OPTIONS`.
+
+        Raises:
+          KernelError: for an option that the kernel does not have.
+          KbjaxError: for any mistake in the kernel but that it overflows.
+        """
+        inputs = self._tensors.inputs(
+            [arguments.shaped(a, i) for i, a in enumerate(arrays)]
+        )
+        options = arguments.int_options(self._kernel)
+        names = [n for n in TILE_OPTIONS if n in options] if vary is None else vary
+        for name in names:
+            if name not in options:
+                raise errors.KernelError(
+                    f"{arguments.kernel_name(self._kernel)} has no keyword-only "
+                    f"integer {name!r}",
+                    allowed=", ".join(options) or "none",
+                )
+        overflow = ""
+        try:
+            program = self._recorded(inputs)
+        except errors.ScratchOverflowError as error:
+            overflow = f"{str(error).splitlines()[0]} {error.remedy}."
+            program = self._record(inputs, self._kernel, budget_bytes=None)
+        found = plan.of(program, self._budget_bytes)
+        most = max((n for spec in program.slots for n in spec.shape), default=1)
+        tried: list[sizes.Candidate] = []
+        for name in names:
+            peak_of = functools.partial(self._peak_with, inputs, name)
+            tried += sizes.candidates(name, options[name], most, peak_of)
+        return dataclasses.replace(found, candidates=tuple(tried), overflow=overflow)
+
+    def _peak_with(
+        self, inputs: tuple[TensorSpec, ...], option: str, value: int
+    ) -> int | str:
+        """The peak with another value of a kernel's option, or why it is refused."""
+        kernel = functools.partial(self._kernel, **{option: value})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self._record(inputs, kernel, self._budget_bytes).peak_scratch
+            except errors.ScratchOverflowError as error:
+                return f"overflows at {error.site}"
+            except Exception as error:  # the kernel's own words, for this value only
+                return f"refused: {str(error).splitlines()[0] or type(error).__name__}"
 
     @user_frames
     def op_log(self, *arrays: Any) -> op_log.OpLog:
@@ -130,15 +194,22 @@ class KernelCall:
     # --- phase 2 ---------------------------------------------------------------------
 
     def _replay(
-        self, arrays: Sequence[Any], fidelity: Fidelity | None, with_memory: bool
+        self,
+        arrays: Sequence[Any],
+        fidelity: Fidelity | None,
+        with_memory: bool,
+        poison: bool,
     ) -> tuple[Any, Any]:
         inputs = [arguments.as_array(array, i) for i, array in enumerate(arrays)]
-        specs = self._specs([arguments.shaped(a, i) for i, a in enumerate(inputs)])
+        specs = self._tensors.inputs(
+            [arguments.shaped(a, i) for i, a in enumerate(inputs)]
+        )
         program = self._recorded(specs)
         chosen = self._fidelity(fidelity, program)
-        key = (_key(specs), chosen, with_memory)
+        how = (chosen, with_memory, poison)
+        key = (_key(specs), *how)
         if key not in self._compiled:
-            self._compiled[key] = data_phase.lower(program, chosen, with_memory)
+            self._compiled[key] = data_phase.lower(program, *how)
         split = [
             _moved(array, spec.pe_axis, 0)
             for array, spec in zip(inputs, specs, strict=True)
@@ -146,7 +217,7 @@ class KernelCall:
         results, memory = self._compiled[key](*split)
         outputs = tuple(
             _moved(out, 0, axis if self._num_pes > 1 else None)
-            for out, axis in zip(results, self._out_axes, strict=True)
+            for out, axis in zip(results, self._tensors.out_axes, strict=True)
         )
         return (outputs[0] if self._single else outputs), memory
 
@@ -165,40 +236,28 @@ class KernelCall:
 
     # --- phase 1 ---------------------------------------------------------------------
 
-    def _specs(self, shaped: Sequence[Shaped]) -> tuple[TensorSpec, ...]:
-        """The inputs as one PE sees them."""
-        axes = arguments.axis_each(self._in_axes, len(shaped), "in_axes")
-        names = arguments.argument_names(
-            self._kernel, len(shaped), len(self._out_shapes)
-        )
-        specs = []
-        for (shape, dtype), axis, name in zip(shaped, axes, names, strict=False):
-            if self._num_pes > 1 and axis is not None:
-                if not -len(shape) <= axis < len(shape) or shape[axis] != self._num_pes:
-                    raise errors.ShapeError(
-                        f"input {name} has no axis {axis} of {self._num_pes} entries, "
-                        "one a PE",
-                        got=f"shape {shape}",
-                        remedy="Name the PE axis in in_axes, or None to replicate",
-                    )
-                axis %= len(shape)
-                shape = (*shape[:axis], *shape[axis + 1 :])
-            else:
-                axis = None
-            specs.append(TensorSpec(name, shape, dtype, axis))
-        return tuple(specs)
-
     def _recorded(self, inputs: tuple[TensorSpec, ...]) -> Program:
         key = _key(inputs)
         if key not in self._programs:
-            self._programs[key] = self._record(inputs)
+            self._programs[key] = self._record(inputs, self._kernel, self._budget_bytes)
         return self._programs[key]
 
-    def _record(self, inputs: tuple[TensorSpec, ...]) -> Program:
-        """Run the kernel once, on no data."""
-        slots, output_slots = self._slots(inputs)
+    @property
+    def _budget_bytes(self) -> int:
+        return self._hardware.pe_tcm.scratch_bytes
+
+    def _record(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        kernel: Callable[..., None],
+        budget_bytes: int | None,
+    ) -> Program:
+        """Run the kernel once, on no data, in a scratch that ends at the budget."""
+        slots, output_slots = self._tensors.slots(inputs)
         program_id = Var(0, "pe", expr.const(self._num_pes))
-        recorder = Recorder(Arena(self._hardware.pe_tcm), program_id)
+        name = arguments.kernel_name(kernel)
+        arena = Arena(self._hardware.pe_tcm, budget_bytes, name)
+        recorder = Recorder(arena, program_id)
         context = TLContext(
             recorder,
             specs=slots,
@@ -208,12 +267,11 @@ class KernelCall:
         )
         order = [*range(len(inputs)), *output_slots]
         tensors = [HbmTensor(slots[slot], slot) for slot in order]
-        arguments.check_call(self._kernel, len(inputs), len(output_slots))
-        self._kernel(context, *tensors)
+        arguments.check_call(kernel, len(inputs), len(output_slots))
+        kernel(context, *tensors)
         commands = recorder.finish()
-        arena = recorder.arena
         program = Program(
-            name=arguments.kernel_name(self._kernel),
+            name=name,
             slots=slots,
             num_inputs=len(inputs),
             output_slots=output_slots,
@@ -222,6 +280,7 @@ class KernelCall:
             hardware=self._hardware,
             commands=commands,
             allocations=dict(arena.allocations),
+            footprint=arena.events,
             growth_bytes=dict(recorder.growth_bytes),
             peak_scratch=arena.peak,
             exit_cursor_bytes=arena.cursor,
@@ -240,37 +299,6 @@ class KernelCall:
                     at.line,
                 )
         return program
-
-    def _slots(
-        self, inputs: tuple[TensorSpec, ...]
-    ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
-        """The HBM tensors, and which of them each output is."""
-        names = arguments.argument_names(
-            self._kernel, len(inputs), len(self._out_shapes)
-        )
-        slots, output_slots = list(inputs), []
-        aliased = {out: into for into, out in self._aliases.items()}
-        for number, out in enumerate(self._out_shapes):
-            shape, dtype = arguments.shaped(out, number, "output")
-            axis = self._out_axes[number] if self._num_pes > 1 else None
-            spec = TensorSpec(names[len(inputs) + number], shape, dtype, axis)
-            if number not in aliased:
-                output_slots.append(len(slots))
-                slots.append(spec)
-                continue
-            source = aliased[number]
-            if not 0 <= source < len(inputs):
-                raise errors.KernelError(
-                    f"output {number} aliases input {source}, which does not exist"
-                )
-            other = inputs[source]
-            same = (other.shape, other.dtype) == (shape, dtype)
-            if not same or (other.pe_axis is None) != (axis is None):
-                raise errors.ShapeError(
-                    f"output {spec} aliases input {other}: they must be alike"
-                )
-            output_slots.append(source)
-        return tuple(slots), tuple(output_slots)
 
 
 @user_frames

@@ -1,94 +1,62 @@
 """Python state that a kernel carries from one iteration of a rolled loop to the next.
 
 A body is recorded twice; the second recording must equal the first, and must leave the
-numbers that the kernel can reach (variables, attributes, containers, NumPy arrays,
-closure cells) as the first one did. What a kernel counts where no variable of its frame
-leads (inside a generator expression, say) is not seen.
+numbers that the kernel can reach as the first one did. What a kernel counts where no
+variable leads (inside C code, or a generator expression) is not seen.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
-import numpy as np
-
-from kbjax import errors
+from kbjax import errors, expr, reach
+from kbjax.expr import Var
+from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Scope, Statement
-from kbjax.site import Site, is_internal
+from kbjax.site import Site
 
-_DEEPEST = 3  # attributes and containers followed from a variable
-_LARGEST_BYTES = 1 << 16  # of an array that counters may live in
-_COUNTERS = (bool, int, float, complex, str, bytes, np.generic)
-Numbers = Mapping[str, object]
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the kernel's variables lead to at one moment, by name.
+
+    Attributes:
+      numbers: what Python can count with, in a form that compares.
+      shown: the same and tiles, as text.
+    """
+
+    numbers: Mapping[str, object]
+    shown: Mapping[str, str]
+
+
+def snapshot(frame: FrameType | None) -> Snapshot:
+    """Of the kernel and its helpers; a name in an inner frame hides an outer one."""
+    numbers: dict[str, object] = {}
+    shown: dict[str, str] = {}
+    for name, value in reach.values(frame):
+        if name in shown:
+            continue
+        if isinstance(value, TensorHandle):
+            shown[name] = f"the tile {value} (%{value.ref.root})"
+            continue
+        found = reach.number(value)
+        if found is not None:
+            numbers[name] = found
+            shown[name] = "an array" if isinstance(found, tuple) else str(value)
+    return Snapshot(numbers, shown)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording of a body, and the kernel's numbers before and after it."""
+    """One recording of a body, and the kernel's variables before and after it."""
 
     block: Block
     growth_bytes: int
-    before: Numbers
-    after: Numbers
-
-
-def numbers(frame: FrameType | None) -> Numbers:
-    """What the variables of the kernel and its helpers lead to that Python can count
-    with, by name; those of the innermost frame first."""
-    found: dict[str, object] = {}
-    while frame is not None and not is_internal(frame.f_code.co_filename):
-        for name, value in frame.f_locals.items():
-            for path, number in _reached(name, value, _DEEPEST):
-                found.setdefault(path, number)
-        frame = frame.f_back
-    return found
-
-
-def _reached(path: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
-    if isinstance(value, _COUNTERS):
-        yield path, value
-    elif isinstance(value, Index):
-        yield path, str(value)
-    elif isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_BYTES:
-        yield path, (value.shape, value.dtype.str, value.tobytes())
-    elif depth:
-        for name, part in _parts(path, value):
-            yield from _reached(name, part, depth - 1)
-
-
-def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """What a container, an object or a function holds. kbjax's own objects, modules and
-    classes change for reasons of their own."""
-    if isinstance(value, dict):
-        yield from ((f"{path}[{key!r}]", one) for key, one in value.items())
-    elif isinstance(value, list | tuple):
-        if all(isinstance(one, _COUNTERS) for one in value):
-            yield f"len({path})", len(value)
-        yield from ((f"{path}[{n}]", one) for n, one in enumerate(value))
-    elif isinstance(value, set | frozenset):
-        yield f"len({path})", len(value)
-    elif isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        for name, cell in cells:
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # not set yet
-                continue
-    elif isinstance(value, types.MethodType):
-        yield f"{path}.__self__", value.__self__
-    elif not isinstance(value, type | types.ModuleType) and not _is_ours(value):
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
-            yield from ((f"{path}.{name}", one) for name, one in attributes.items())
-
-
-def _is_ours(value: object) -> bool:
-    return type(value).__module__.split(".")[0] in ("kbjax", "jax", "jaxlib")
+    before: Snapshot
+    after: Snapshot
 
 
 def check_alike(
@@ -111,7 +79,11 @@ def check_alike(
                 "with tl.copy_to, or unroll with tl.static_range",
             )
         return
-    changed = _changed(first.before, second.before, loop_name)
+    changed = (
+        _changed(first.before, second.before, loop_name)
+        or _changed(second.before, second.after, loop_name)
+        or _other_tiles(first.before, second.before, loop_name)
+    )
     a, b = _first_difference(first.block, second.block)
     shown = f" ({', '.join(changed)})" if changed else ""
     if str(a) == str(b):
@@ -128,33 +100,54 @@ def check_alike(
     )
 
 
-def _changed(before: Numbers, after: Numbers, loop_name: str) -> list[str]:
-    """Names of numbers that one recording left with another value. NaN is itself."""
+def _changed(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
+    """Names of numbers that changed from one moment to the next."""
+    old = before.numbers
+    names = [n for n, new in after.numbers.items() if n in old and old[n] != new]
+    return _listed(names, before, after, loop_name)
+
+
+def _other_tiles(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
+    """Names that held something else before, a tile before or after."""
+    old, new = before.shown, after.shown
+    names = [n for n in new if n in old and old[n] != new[n]]
+    return _listed(names, before, after, loop_name)
+
+
+def _listed(
+    names: list[str], before: Snapshot, after: Snapshot, loop_name: str
+) -> list[str]:
     return [
-        f"`{name}`: {_shown(before[name])}, then {_shown(value)}"
-        for name, value in after.items()
-        if name != loop_name and name in before and repr(before[name]) != repr(value)
+        f"`{n}`: {_short(before.shown[n])}, then {_short(after.shown[n])}"
+        for n in names
+        if n != loop_name
     ]
 
 
-def _shown(value: object) -> str:
-    text = "an array" if isinstance(value, tuple) else str(value)
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def name_of(wanted: Callable[[object], bool], names: Mapping[str, Any]) -> str:
+def name_of(wanted: Callable[[object], bool], frame: FrameType | None) -> str:
     """The kernel's name of a value: a variable, or what leads to it from one."""
+    return next((name for name, value in reach.values(frame) if wanted(value)), "")
 
-    def search(path: str, value: object, depth: int) -> str:
-        if wanted(value):
-            return path
-        found = (
-            (search(*part, depth - 1) for part in _parts(path, value)) if depth else ()
-        )
-        return next(filter(None, found), "")
 
-    tries = (search(name, value, _DEEPEST) for name, value in names.items())
-    return next(filter(None, tries), "")
+def is_made_with(variable: Var) -> Callable[[object], bool]:
+    """Whether a value is an index, a slice or a view that holds this very variable."""
+
+    def made(value: object) -> bool:
+        if isinstance(value, Index):
+            found = [value.expr]
+        elif isinstance(value, Slice):
+            found = [value.start]
+        elif isinstance(value, HbmView):
+            found = [span.start for span in value.ref.spans]
+        else:
+            return False
+        return any(one is variable for one in expr.variables(*found))
+
+    return made
 
 
 def _first_difference(

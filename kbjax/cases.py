@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -24,24 +25,76 @@ _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """Standard normal numbers rounded to `dtype`, made when they are asked for.
+
+    Attributes:
+      shapes: of one PE's arrays; a PE axis goes in front where there are several PEs.
+    """
+
+    seed: int
+    num_pes: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise errors.ShapeError("seed is a whole number", got=repr(self.seed))
+        if self.seed < 0:
+            raise errors.ShapeError(
+                "seed is a whole number", got=self.seed, allowed=">= 0"
+            )
+
+    @property
+    def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and dtypes, with no data behind them."""
+        lead = (self.num_pes,) if self.num_pes > 1 else ()
+        kind = dtypes.of(self.dtype).numpy
+        return tuple(jax.ShapeDtypeStruct((*lead, *s), kind) for s in self.shapes)
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The data: the same for the same seed.
+
+        The JAX arrays share their memory with NumPy ones: a million tokens of K and V
+        are not held twice.
+        """
+        rng = np.random.default_rng(self.seed)
+        arrays = []
+        for spec in self.specs:
+            array = _aligned_empty(spec.shape, np.dtype(spec.dtype))
+            elements = array.reshape(-1)
+            for start in range(0, elements.size, 1 << 22):
+                part = elements[start : start + (1 << 22)]
+                part[...] = rng.standard_normal(part.size, np.float32)
+            arrays.append(jax.device_put(array, may_alias=True))
+        return tuple(arrays)
+
+
+@dataclass(frozen=True)
 class Case:
     """What to call, on what, and what must come out.
 
     Attributes:
       call: the kernel with its outputs, PEs and hardware.
-      arrays: the inputs.
-      reference: gives the output in float64, computed without kbjax and without JAX.
+      inputs: what the arrays are drawn from.
+      reference: the output in float64 from the arrays as NumPy has them, computed
+        without kbjax and without JAX.
       tolerance: largest error allowed, relative to the largest reference element.
     """
 
     call: KernelCall
-    arrays: tuple[Any, ...]
-    reference: Callable[[], np.ndarray]
+    inputs: Inputs
+    reference: Callable[..., np.ndarray]
     tolerance: float
+
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """The inputs' data."""
+        return self.inputs.arrays()
 
     def error_of(self, output: Any) -> float:
         """max |output - reference| / max |reference|; NaN where either has one."""
-        want = self.reference()
+        want = self.reference(*map(np.asarray, self.arrays))
         got = np.asarray(output).astype(np.float64)
         if got.shape != want.shape:
             raise errors.ShapeError(
@@ -67,32 +120,6 @@ def tolerance(dtype: str) -> float:
             f"the kernel does not come in {dtype}", allowed=", ".join(_TOLERANCE)
         )
     return _TOLERANCE[dtype]
-
-
-def random_arrays(
-    seed: int, num_pes: int, dtype: str, *shapes: Sequence[int]
-) -> tuple[Any, ...]:
-    """Standard normal numbers rounded to `dtype`, one array a shape (of one PE), with a
-    PE axis in front where there are several PEs.
-
-    The JAX arrays share their memory with NumPy ones: a million tokens of K and V are
-    not held twice.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise errors.ShapeError(
-            "seed is a whole number", got=repr(seed), allowed=">= 0"
-        )
-    rng, kind = np.random.default_rng(seed), dtypes.of(dtype).numpy
-    lead = (num_pes,) if num_pes > 1 else ()
-    arrays = []
-    for shape in shapes:
-        array = _aligned_empty((*lead, *shape), kind)
-        elements = array.reshape(-1)
-        for start in range(0, elements.size, 1 << 22):
-            part = elements[start : start + (1 << 22)]
-            part[...] = rng.standard_normal(part.size, np.float32)
-        arrays.append(jax.device_put(array, may_alias=True))
-    return tuple(arrays)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

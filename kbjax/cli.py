@@ -1,21 +1,29 @@
-"""The command line: `kbjax run KERNEL` and `kbjax kernels`.
+"""The command line: `kbjax run KERNEL`, `kbjax plan KERNEL` and `kbjax kernels`.
 
-Exit status: 0 where the numbers agree, 1 where they do not or the kernel is refused,
-2 for a command line that cannot be read. JAX is imported only by a command that runs.
+Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
+kernel is refused, 2 for a command line that cannot be read. JAX is imported only by a
+command that needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from kbjax import errors
+
+if TYPE_CHECKING:
+    from kbjax.plan import Plan
 
 SCHEMA_VERSION = 1
 app = typer.Typer(
@@ -32,15 +40,26 @@ class Fidelity(StrEnum):
     exact = "exact"
 
 
+KernelName = Annotated[str, typer.Argument(help="A name that `kbjax kernels` lists.")]
+Context = Annotated[int | None, typer.Option(help="Keys, in tokens.")]
+Tile = Annotated[int | None, typer.Option(help="Keys a tile.")]
+DTypeName = Annotated[str | None, typer.Option(help="float32, bfloat16, ...")]
+NumPes = Annotated[int | None, typer.Option(help="PEs that run it.")]
+Seed = Annotated[int | None, typer.Option(help="Of the random inputs.")]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
 @app.callback()
 def _root() -> None:
     """A functional emulator of a near-HBM accelerator PE."""
 
 
 @app.command()
-def kernels(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-) -> None:
+def kernels(as_json: AsJson = False) -> None:
     """List the shipped kernels and their sizes."""
     import inspect
 
@@ -66,47 +85,114 @@ def kernels(
 
 @app.command()
 def run(
-    kernel: Annotated[str, typer.Argument(help="A name that `kbjax kernels` lists.")],
-    context: Annotated[int | None, typer.Option(help="Keys, in tokens.")] = None,
-    tile: Annotated[int | None, typer.Option(help="Keys a tile.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...")] = None,
-    num_pes: Annotated[int | None, typer.Option(help="PEs that run it.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random inputs.")] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
-    ] = None,
+    kernel: KernelName,
+    context: Context = None,
+    tile: Tile = None,
+    dtype: DTypeName = None,
+    num_pes: NumPes = None,
+    seed: Seed = None,
+    size: Sizes = None,
     fidelity: Annotated[Fidelity, typer.Option(help="How tiles are kept.")] = (
         Fidelity.live
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    poison: Annotated[
+        bool,
+        typer.Option("--poison", help="Fill what a scope gives back with 0xFF; exact."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Record a kernel, time it, execute it, and compare with its float64 reference."""
-    named = {
-        "context": context, "tile": tile, "dtype": dtype, "num_pes": num_pes,
-        "seed": seed,
-    }  # fmt: skip
-    sizes = {name: value for name, value in named.items() if value is not None}
-    sizes |= _parsed(size or [])
-    console = Console(stderr=as_json)
-    try:
-        report, rows = _report(kernel, sizes, fidelity.value, console)
-    except errors.KbjaxError as error:
-        failure = {"class": type(error).__name__, "message": str(error)}
-        if as_json:
-            typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": failure}))
-        else:
-            Console(stderr=True).print(
-                f"{failure['class']}: {failure['message']}",
-                markup=False,
-                soft_wrap=True,
-            )
-        raise typer.Exit(1) from None
+    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes,
+                   seed=seed)  # fmt: skip
+    how = "exact" if poison else fidelity.value
+    with _refusals(as_json):
+        report, rows = _report(kernel, sizes, how, poison, Console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(report))
     else:
         _print(report, rows)
     raise typer.Exit(0 if report["verdict"] == "pass" else 1)
+
+
+@app.command()
+def plan(
+    kernel: KernelName,
+    context: Context = None,
+    tile: Tile = None,
+    dtype: DTypeName = None,
+    num_pes: NumPes = None,
+    size: Sizes = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A size of the kernel function to try."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a kernel's footprint without running it: the peak by buffer, what scopes
+    take and give back, and which tile sizes fit."""
+    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
+    with _refusals(as_json):
+        from kbjax import cases
+
+        case = cases.make(kernel, **sizes)
+        found = case.call.plan(*case.inputs.specs, vary=vary)
+    if as_json:
+        report = {**found.to_dict(), "sizes": sizes}
+        typer.echo(json.dumps(report, default=str))
+    else:
+        _print_plan(found)
+    raise typer.Exit(0 if found.fits else 1)
+
+
+def _print_plan(found: Plan) -> None:
+    console = Console()
+    colour = {"fits": "green", "tight": "yellow"}.get(found.verdict, "red")
+    console.print(f"[{colour}]{escape(found.headline())}[/{colour}]", highlight=False)
+    for note in found.notes():
+        console.print(escape(note), highlight=False)
+    for title, header, rows in found.tables():
+        console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
+        console.print(_fitted(header, rows, console.width))
+
+
+def _fitted(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int
+) -> Table:
+    """A table in which the kernel's source is what is cut where the terminal is
+    narrow."""
+    table = Table(*(Column(name, no_wrap=True) for name in header), box=box.SIMPLE_HEAD)
+    taken = sum(
+        max(map(len, column)) + 3
+        for column in zip(header, *rows, strict=True)
+        if column[0] != "source"
+    )
+    room = max(width - taken - 4, 12)
+    for row in rows:
+        cells = zip(header, row, strict=True)
+        table.add_row(*(escape(c[:room] if n == "source" else c) for n, c in cells))
+    return table
+
+
+@contextlib.contextmanager
+def _refusals(as_json: bool) -> Iterator[None]:
+    """Show a refusal as text or JSON, and exit with status 1."""
+    try:
+        yield
+    except errors.KbjaxError as error:
+        if as_json:
+            report = {"schema_version": SCHEMA_VERSION, "error": error.to_dict()}
+            typer.echo(json.dumps(report))
+        else:
+            Console(stderr=True).print(
+                f"{type(error).__name__}: {error}", markup=False, soft_wrap=True
+            )
+        raise typer.Exit(1) from None
+
+
+def _sizes(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
+    """The sizes that the command line gives."""
+    given = {name: value for name, value in named.items() if value is not None}
+    return given | _parsed(pairs or [])
 
 
 def _parsed(pairs: list[str]) -> dict[str, Any]:
@@ -125,7 +211,7 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
 
 
 def _report(
-    kernel: str, sizes: dict[str, Any], fidelity: str, console: Console
+    kernel: str, sizes: dict[str, Any], fidelity: str, poison: bool, console: Console
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Everything that `kbjax run` has to say, as plain data; the log's summary also as
     rows for people."""
@@ -140,12 +226,13 @@ def _report(
 
     from kbjax import cases
 
-    case = timed("making inputs", lambda: cases.make(kernel, **sizes))
-    log = timed("recording and timing", lambda: case.call.op_log(*case.arrays))
+    case = cases.make(kernel, **sizes)
+    log = timed("recording and timing", lambda: case.call.op_log(*case.inputs.specs))
+    timed("making inputs", lambda: case.arrays)
 
     def execute() -> Any:
         if fidelity == "exact":
-            return case.call.run(*case.arrays, fidelity="exact").outputs
+            return case.call.run(*case.arrays, fidelity="exact", poison=poison).outputs
         return case.call(*case.arrays)
 
     output = timed(
@@ -158,6 +245,7 @@ def _report(
         "kernel": kernel,
         "sizes": sizes,
         "fidelity": fidelity,
+        "poison": poison,
         "inputs": [f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in case.arrays],
         "input_bytes": sum(int(a.nbytes) for a in case.arrays),
         "summary": summary.to_dict(),

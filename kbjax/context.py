@@ -7,18 +7,18 @@ Elementwise and reduction methods are made from the rows of the op table.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kbjax import dtypes, errors, expr, handle, index, ops
+from kbjax import dtypes, errors, expr, handle, index, ops, signatures
 from kbjax.aliases import Aliases
 from kbjax.emitter import python_scalar
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import CopyCmd, LoadCmd, Scalar, StoreCmd
-from kbjax.recorder import Recorder
+from kbjax.recorder import Recorder, RolledRange
 from kbjax.site import Site
 
 
@@ -29,10 +29,9 @@ class _ScopeGuard:
     recorder: Recorder
     name: str
     site: Site
-    mark: int = 0
 
     def __enter__(self) -> None:
-        self.mark = self.recorder.open_scope(self.site)
+        self.recorder.open_scope(self.name, self.site)
 
     def __exit__(
         self,
@@ -41,7 +40,7 @@ class _ScopeGuard:
         trace: TracebackType | None,
     ) -> None:
         del kind, error, trace
-        self.recorder.close_scope(self.name, self.site, self.mark)
+        self.recorder.close_scope(self.name, self.site)
 
 
 class TLContext(Aliases):
@@ -74,7 +73,7 @@ class TLContext(Aliases):
                 raise errors.DTypeError(
                     "load takes a number as other", site=site, remedy="Pass other=0.0"
                 )
-            ops.TABLE["full"].infer([other], {"shape": (), "dtype": view.dtype})
+            signatures.check_value("other of load", other, view.dtype)
         ref = self._proven("load", view, "other=", fill=other is not None)
         if 0 in ref.shape:
             raise errors.ShapeError(
@@ -245,7 +244,7 @@ class TLContext(Aliases):
 
     def range(
         self, start: int | Index, stop: int | Index | None = None, step: int = 1
-    ) -> Iterator[Index]:
+    ) -> Iterable[Index]:
         """A rolled loop: the body is recorded once, whatever the trip count.
 
         Ends may be symbolic; the step is static and not 0.
@@ -263,9 +262,8 @@ class TLContext(Aliases):
                     allowed="Python and symbolic integers",
                 )
             ends.append(self._recorder.use_index(value, site))
-        return self._recorder.loop(
-            ends[0], ends[1], self._step(step, "tl.range", site), site
-        )
+        stride = self._step(step, "tl.range", site)
+        return RolledRange(self._recorder, ends[0], ends[1], stride)
 
     def static_range(
         self, start: int, stop: int | None = None, step: int = 1

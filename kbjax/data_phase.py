@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import chex
 import jax
@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kbjax import expr, hbm, liveness, ops, tcm
+from kbjax import hbm, liveness, ops, tcm
 from kbjax.dtypes import DType
-from kbjax.expr import Expr, Var
+from kbjax.expr import Expr
 from kbjax.layouts import Layouts, layouts
 from kbjax.program import (
     Block,
@@ -46,14 +46,14 @@ from kbjax.program import (
 )
 from kbjax.rounding import Rounding, always_true
 from kbjax.tcm import TcmState
+from kbjax.tiles import Bytes, Env, Tiles, Values, index_value
 
 Fidelity = Literal["live", "exact"]
-Env = Mapping[Var, Any]
 Replayed = tuple[tuple[jax.Array, ...], TcmState | None]
 
 
 def lower(
-    program: Program, fidelity: Fidelity, with_memory: bool
+    program: Program, fidelity: Fidelity, with_memory: bool, poison: bool = False
 ) -> Callable[..., Replayed]:
     """One jitted function of the program's input arrays.
 
@@ -61,99 +61,15 @@ def lower(
       program: the recorded kernel.
       fidelity: how tiles are kept; both give the same bits.
       with_memory: whether the final TcmState is asked for.
+      poison: fill what a scope gives back with 0xFF, at its end.
 
     Returns:
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
-    replay = _Replay(program, fidelity, with_memory)
+    replay = _Replay(program, fidelity, with_memory, poison)
     replay_kernel = replay.run
     return jax.jit(replay_kernel)
-
-
-# --- two ways to keep tiles ----------------------------------------------------------
-
-
-class _Tiles(Protocol):
-    """What replay needs of the memory. Immutable: a write gives a new one."""
-
-    def read(self, ref: Ref, offset: Any) -> jax.Array: ...
-    def write(self, ref: Ref, offset: Any, value: jax.Array) -> Any: ...
-    def carried(self, loop: Loop) -> Any: ...
-    def resumed(self, carried: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """Exact: the byte array. A read passes a barrier, so that nothing is fused or
-    folded across memory."""
-
-    memory: jax.Array
-
-    def read(self, ref: Ref, offset: Any) -> jax.Array:
-        raw = tcm.read_bytes(self.memory, offset, ref.nbytes)
-        return lax.optimization_barrier(tcm.to_values(raw, ref.shape, ref.dtype))
-
-    def write(self, ref: Ref, offset: Any, value: jax.Array) -> _Bytes:
-        del ref
-        raw = tcm.to_bytes(value, self.memory.ndim - 1)
-        return _Bytes(tcm.write_bytes(self.memory, offset, raw))
-
-    def carried(self, loop: Loop) -> jax.Array:
-        del loop
-        return self.memory
-
-    def resumed(self, carried: jax.Array) -> _Bytes:
-        return _Bytes(carried)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """Live: a typed array a root; `crossing` says what each loop hands on."""
-
-    program: Program
-    crossing: Mapping[Var, frozenset[int]]
-    lead: tuple[int, ...]
-    values: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
-
-    def _value(self, root: int) -> jax.Array:
-        """The root's value; bytes never written are 0xFF, as in fresh TCM."""
-        if root in self.values:
-            return self.values[root]
-        made = self.program.allocations[root]
-        raw = jnp.full((*self.lead, made.nbytes), tcm.FRESH, jnp.uint8)
-        return tcm.to_values(raw, made.shape, made.dtype)
-
-    def _elements(self, root: int) -> jax.Array:
-        return self._value(root).reshape(*self.lead, -1)
-
-    def _covers(self, ref: Ref) -> bool:
-        return ref.nbytes == self.program.allocations[ref.root].nbytes
-
-    def read(self, ref: Ref, offset: Any) -> jax.Array:
-        if self._covers(ref):
-            return self._value(ref.root).reshape(*self.lead, *ref.shape)
-        at = self._element(ref, offset)
-        part = tcm.read_bytes(self._elements(ref.root), at, ref.size)
-        return part.reshape(*self.lead, *ref.shape)
-
-    def write(self, ref: Ref, offset: Any, value: jax.Array) -> _Values:
-        made = self.program.allocations[ref.root]
-        if not self._covers(ref):
-            at = self._element(ref, offset)
-            part = value.reshape(*self.lead, -1)
-            value = tcm.write_bytes(self._elements(ref.root), at, part)
-        value = value.reshape(*self.lead, *made.shape)
-        return dataclasses.replace(self, values={**self.values, ref.root: value})
-
-    def _element(self, ref: Ref, offset: Any) -> Any:
-        return offset // ref.dtype.nbytes
-
-    def carried(self, loop: Loop) -> dict[int, jax.Array]:
-        return {r: self._value(r) for r in sorted(self.crossing[loop.index])}
-
-    def resumed(self, carried: Mapping[int, jax.Array]) -> _Values:
-        return dataclasses.replace(self, values={**self.values, **carried})
 
 
 # --- the walk ------------------------------------------------------------------------
@@ -163,7 +79,7 @@ class _Values:
 class _State:
     """Everything that commands change: tiles, and the HBM tensors by slot."""
 
-    tiles: Any
+    tiles: Tiles
     tensors: tuple[jax.Array, ...]
 
 
@@ -172,6 +88,7 @@ class _Replay:
     program: Program
     fidelity: Fidelity
     with_memory: bool
+    poison: bool
     rounding: Rounding | None = None  # made when traced
 
     @property
@@ -212,26 +129,20 @@ class _Replay:
         pes = self.program.num_pes
         return jnp.arange(pes, dtype=jnp.int32) if pes > 1 else 0
 
-    def _fresh_tiles(self) -> Any:
+    def _fresh_tiles(self) -> Tiles:
         program = self.program
+        fresh = tcm.init(program.hardware, program.num_pes)
         if self.fidelity == "exact":
-            return _Bytes(tcm.init(program.hardware, program.num_pes).memory)
+            return Bytes(program, fresh.memory)
         kept = set(program.live_at_exit) if self.with_memory else set()
-        return _Values(program, liveness.carried_roots(program, kept), self.lead)
+        return Values(program, liveness.carried_roots(program, kept), fresh)
 
-    def _memory(self, tiles: Any) -> TcmState:
-        """The final scratchpad; live tiles are written back into fresh bytes."""
+    def _memory(self, tiles: Tiles) -> TcmState:
+        """The final scratchpad."""
         program = self.program
         state = tcm.init(program.hardware, program.num_pes)
-        memory = tiles.memory if isinstance(tiles, _Bytes) else state.memory
-        if isinstance(tiles, _Values):
-            alive = (r for r in program.live_at_exit if r in tiles.values)
-            for root in alive:
-                made = program.allocations[root]
-                raw = tcm.to_bytes(tiles.values[root], len(self.lead))
-                memory = tcm.write_bytes(memory, made.cursor_bytes, raw)
         cursor = jnp.full_like(state.cursor, program.exit_cursor_bytes)
-        final = dataclasses.replace(state, memory=memory, cursor=cursor)
+        final = dataclasses.replace(state, memory=tiles.memory(), cursor=cursor)
         tcm.check(final)
         return final
 
@@ -242,45 +153,37 @@ class _Replay:
 
     def _statement(self, item: Statement, state: _State, env: Env, mask: Any) -> _State:
         if isinstance(item, Scope):
-            return self._block(item.body, state, env, mask)
+            return self._scope(item, state, env, mask)
         if isinstance(item, Loop):
             return self._loop(item, state, env, mask)
         if isinstance(item, StoreCmd):
             return self._store(item, state, env, mask)
         if isinstance(item, CopyCmd):
-            value = self._read(item.src, state, env)
-            return self._write(item.dst, value, state, env, mask)
+            tiles = state.tiles.copied(item, env, mask)
+            return dataclasses.replace(state, tiles=tiles)
         if isinstance(item, LoadCmd):
             value = self._load(item, state, env)
             return self._write(item.out, value, state, env, mask)
         return self._write(item.out, self._op(item, state, env), state, env, mask)
 
+    def _scope(self, scope: Scope, state: _State, env: Env, mask: Any) -> _State:
+        state = self._block(scope.body, state, env, mask)
+        if not self.poison:
+            return state
+        return dataclasses.replace(state, tiles=state.tiles.poisoned(scope, env, mask))
+
     # --- commands --------------------------------------------------------------------
-
-    def _value_of(self, value: Expr, env: Env) -> Any:
-        return expr.evaluate(value, env, jnp)
-
-    def _read(self, ref: Ref, state: _State, env: Env) -> jax.Array:
-        return state.tiles.read(ref, self._where(ref, env))
-
-    def _where(self, ref: Ref, env: Env) -> Any:
-        """Bytes from the start of scratch (exact), or of the root (live)."""
-        exact = self.fidelity == "exact"
-        return self._value_of(self.program.offset(ref) if exact else ref.offset, env)
 
     def _write(
         self, ref: Ref, value: jax.Array, state: _State, env: Env, mask: Any
     ) -> _State:
         chex.assert_shape(value, (*self.lead, *ref.shape))
         chex.assert_type(value, ref.dtype.numpy)
-        if mask is not None:
-            stores = mask.reshape(-1, *(1 for _ in ref.shape))
-            value = jnp.where(stores, value, self._read(ref, state, env))
-        tiles = state.tiles.write(ref, self._where(ref, env), value)
+        tiles = state.tiles.write(ref, env, value, mask)
         return dataclasses.replace(state, tiles=tiles)
 
     def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
-        window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
+        window = hbm.Window.of(command.view, lambda e: index_value(e, env))
         return hbm.load(
             state.tensors[command.view.slot],
             window,
@@ -290,8 +193,8 @@ class _Replay:
         )
 
     def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
-        tile = self._read(command.src, state, env)
-        window = hbm.Window.of(command.view, lambda e: self._value_of(e, env))
+        tile = state.tiles.read(command.src, env)
+        window = hbm.Window.of(command.view, lambda e: index_value(e, env))
         slot = command.view.slot
         tensors = list(state.tensors)
         tensors[slot] = hbm.store(
@@ -308,7 +211,7 @@ class _Replay:
             command.operands, command.operand_dtypes, strict=True
         ):
             if isinstance(operand, Ref):
-                value = self._read(operand, state, env)
+                value = state.tiles.read(operand, env)
             else:
                 value = self._scalar(operand, dtype, env)
             values.append(self.rounding.cast(value, dtype))
@@ -328,7 +231,7 @@ class _Replay:
     def _scalar(self, value: Expr | Scalar, dtype: DType, env: Env) -> jax.Array:
         """A weak scalar, rounded once to the operand's dtype; one a PE. A scalar that
         all PEs share would be broadcast behind the barriers of `rounding`."""
-        found = self._value_of(value, env) if isinstance(value, Expr) else value
+        found = index_value(value, env) if isinstance(value, Expr) else value
         if not isinstance(found, jax.Array):
             assert self.rounding is not None
             with np.errstate(over="ignore"):  # 1e6 is inf in float16
@@ -339,7 +242,7 @@ class _Replay:
     # --- loops -----------------------------------------------------------------------
 
     def _loop(self, loop: Loop, state: _State, env: Env, mask: Any) -> _State:
-        trip = self._value_of(loop.trip, env)
+        trip = index_value(loop.trip, env)
         slots = _stored_slots(loop.body)
 
         def carry_of(current: _State) -> Any:

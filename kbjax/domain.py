@@ -9,6 +9,7 @@ import numpy as np
 
 from kbjax import errors, site
 from kbjax.expr import Expr, Var, bounds, const, evaluate, predicate, sub, variables
+from kbjax.expr import var as expr_var
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 _MOST_POINTS = 1 << 24  # iterations that one proof may enumerate
@@ -71,24 +72,39 @@ class Domain:
     def highest(self, value: Expr) -> int:
         """The highest value over the iterations that run; 0 where none does. Safe, not
         exact, where there are too many iterations to enumerate."""
-        points = self._points(variables(value, *(loop.trip for loop in self.loops)))
+        table = self.table(value)
+        return bounds(value)[1] if table is None else int(table[0].max(initial=0))
+
+    def table(self, *values: Expr) -> list[np.ndarray] | None:
+        """The values, one column each, over the iterations that run and over all PEs
+        where they depend on the PE; None where there are too many to enumerate."""
+        points = self._points(variables(*values, *(loop.trip for loop in self.loops)))
         if points is None:
-            return bounds(value)[1]
-        if not points.size:
-            return 0
-        values = np.asarray(evaluate(value, points.columns, np))
-        return int(np.max(values))
+            return None
+        columns = (np.asarray(evaluate(v, points.columns, np)) for v in values)
+        return [np.broadcast_to(c, (points.size,)) for c in columns]
+
+    def counts(self, by: Var) -> np.ndarray | None:
+        """How many iterations run for each value of `by` (a program id): (by.trip,)
+        int64, or None where there are too many to enumerate."""
+        needed = variables(expr_var(by), *(loop.trip for loop in self.loops))
+        points = self._points(needed)
+        if points is None:
+            return None
+        runs = np.ones(points.size, np.int64)
+        for loop in self.loops:
+            if loop not in needed:  # its iterations are alike
+                trips = np.asarray(evaluate(loop.trip, points.columns, np), np.int64)
+                runs = runs * np.maximum(trips, 0)
+        total = np.zeros(by.trip.const, np.int64)
+        np.add.at(total, points.columns[by], runs)
+        return total
 
     def values(self, value: Expr) -> list[int]:
         """Each value over the iterations that run, once, in order; none where there
         are too many to enumerate."""
-        points = self._points(variables(value, *(loop.trip for loop in self.loops)))
-        if points is None:
-            return []
-        found = np.broadcast_to(
-            np.asarray(evaluate(value, points.columns, np)), (points.size,)
-        )
-        return [int(one) for one in np.unique(found)]
+        table = self.table(value)
+        return [] if table is None else [int(one) for one in np.unique(table[0])]
 
     def violation(self, low: Expr, high: Expr) -> Violation | None:
         """Where ``low <= high`` does not hold, or None where it is proven."""

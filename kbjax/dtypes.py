@@ -11,6 +11,7 @@ import numpy as np
 from kbjax import errors
 
 Kind = Literal["bool", "int", "float"]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class DType:
             return value in (0, 1)
         info = np.iinfo(self.numpy)
         return int(info.min) <= value <= int(info.max)
+
+
+def type_text(shape: Shape, dtype: DType) -> str:
+    """``float32[8,128]``."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 _NUMPY = {"bfloat16": ml_dtypes.bfloat16}

@@ -12,7 +12,7 @@ import numpy as np
 
 from kbjax import dtypes, errors, expr, index, ops, signatures
 from kbjax.domain import Violation
-from kbjax.dtypes import DType
+from kbjax.dtypes import DType, Shape, type_text
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import (
@@ -22,10 +22,8 @@ from kbjax.program import (
     Operand,
     Ref,
     Scalar,
-    Shape,
     Span,
     TensorSpec,
-    type_text,
 )
 from kbjax.recorder import Checks, Recorder
 from kbjax.site import Site, here
@@ -126,7 +124,9 @@ class Emitter:
             raise errors.MemorySpaceError(
                 f"{op} works on tiles in TCM, and {value} is in HBM",
                 site=site,
-                remedy="tl.load it first",
+                remedy="tl.load it first, or write it with tl.store(view, tile)"
+                if op == "copy_to"
+                else "tl.load it first",
             )
         if not isinstance(value, TensorHandle):
             array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
@@ -134,7 +134,7 @@ class Emitter:
             raise kind(
                 f"{op} cannot take a {type(value).__name__} here",
                 site=site,
-                got=repr(value)[:60],
+                got=shown(value),
                 remedy="Pass arrays to the kernel as arguments and tl.load them"
                 if array
                 else "Make a tile with tl.full or tl.load",
@@ -156,7 +156,7 @@ class Emitter:
     def _read(self, op: str, value: object, site: Site) -> Ref:
         """The bytes of a tile that is read: alive and written to."""
         ref = self._tile(op, value, site)
-        if self._recorder.runs and not self._recorder.written.covers(ref):
+        if not self._recorder.is_written(ref):
             assert isinstance(value, TensorHandle)
             self._complain(
                 errors.UninitializedReadError(
@@ -189,7 +189,7 @@ class Emitter:
             raise errors.MemorySpaceError(
                 f"{op} takes an HBM view",
                 site=here(),
-                got=str(view) if isinstance(view, TensorHandle) else repr(view),
+                got=shown(view),
                 remedy="Use the tile as it is; only kernel arguments are in HBM"
                 if isinstance(view, TensorHandle)
                 else "Pass a kernel argument or a slice of one",
@@ -247,12 +247,12 @@ class Emitter:
     def _allocate(
         self, op: str, shape: Shape, dtype: DType, site: Site
     ) -> TensorHandle:
-        made = self._recorder.arena.allocate(op, shape, dtype, site)
+        made, lease = self._recorder.arena.allocate(op, shape, dtype, site)
         ref = Ref(made.uid, expr.ZERO, shape, dtype)
-        return TensorHandle(self, made, ref, op)
+        return TensorHandle(self, made, ref, op, lease)
 
     def _alias(self, x: TensorHandle, ref: Ref, made_by: str) -> TensorHandle:
-        return TensorHandle(self, x.allocation, ref, made_by)
+        return TensorHandle(self, x.allocation, ref, made_by, x.lease)
 
     def _emit(self, command: Command) -> None:
         if command.writes is not None:
@@ -298,6 +298,19 @@ class Emitter:
             raise errors.DTypeError(
                 error.problem, site=site, allowed=error.allowed
             ) from None
+
+
+def shown(value: object) -> str:
+    """A value in a message: an array by its type, anything else shortly."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return str(value) if hasattr(value, "space") else _array_text(value)
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _array_text(array: Any) -> str:
+    sizes = ",".join(map(str, array.shape))
+    return f"an array {array.dtype}[{sizes}]"
 
 
 def as_tuple(shape: object) -> Sequence[Any]:

@@ -1,15 +1,15 @@
 """Every exception a user can meet, built from fields.
 
-A message is one paragraph: where (the kernel's file and line), what went wrong, what
-was got, what is allowed, and what to do.
+A message says where (the kernel's file and line), what went wrong, what was got, what
+is allowed, and what to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from kbjax import overflow as overflow_text
+from kbjax.overflow import Overflow
 from kbjax.site import Site
 
 
@@ -41,6 +41,19 @@ class KbjaxError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, for JSON: the message, and the fields that it is made of."""
+        return {
+            "class": type(self).__name__,
+            "message": str(self),
+            "file": self.site.file if self.site else None,
+            "line": self.site.line if self.site else None,
+            "problem": self.problem,
+            "got": None if self.got is None else str(self.got),
+            "allowed": None if self.allowed is None else str(self.allowed),
+            "remedy": self.remedy,
+        }
 
     def _message(self) -> str:
         where = f"{self.site}: " if self.site else ""
@@ -96,43 +109,6 @@ class KernelError(KbjaxError, RuntimeError):
     """Any other mistake in a kernel."""
 
 
-@dataclass(frozen=True)
-class LiveGroup:
-    """Live allocations made by one kernel line: `count` of them, `nbytes` in all."""
-
-    site: Site
-    op: str
-    count: int
-    nbytes: int
-    scoped: bool
-
-    def __str__(self) -> str:
-        where = "inside a scope" if self.scoped else "outside any scope"
-        each = self.nbytes // self.count
-        return f"{self.count} x {each:,} B from {self.site} ({self.op}, {where})"
-
-
-@dataclass(frozen=True)
-class Overflow:
-    """What was asked of the scratch, and what it held. Sizes in bytes.
-
-    `iterations` lists (loop line, iteration from 0), outermost loop first.
-    """
-
-    op: str
-    requested_bytes: int
-    aligned_bytes: int
-    cursor_bytes: int
-    budget_bytes: int
-    iterations: tuple[tuple[Site, int], ...] = ()
-    scopes: tuple[Site, ...] = ()
-    live: Sequence[LiveGroup] = field(default=())
-
-    @property
-    def free_bytes(self) -> int:
-        return self.budget_bytes - self.cursor_bytes
-
-
 class ScratchOverflowError(KbjaxError, RuntimeError):
     """The bump cursor would pass the end of the scratch budget.
 
@@ -141,36 +117,12 @@ class ScratchOverflowError(KbjaxError, RuntimeError):
 
     def __init__(self, overflow: Overflow, *, site: Site | None = None) -> None:
         self.overflow = overflow
-        super().__init__("scratch overflow", site=site, remedy=_remedy(overflow))
+        remedy = overflow_text.remedy(overflow)
+        super().__init__("scratch overflow", site=site, remedy=remedy)
 
     def _message(self) -> str:
-        o = self.overflow
-        at = "".join(
-            f" in iteration {i} of the loop at {line}" for line, i in o.iterations
-        )
-        where = f" at {self.site}" if self.site else ""
-        padding = o.aligned_bytes - o.requested_bytes
-        parts = [
-            f"TLContext scratch overflow: {o.op}{where}{at} asks for "
-            f"{o.requested_bytes:,} B (+{padding} B padding) at cursor "
-            f"{o.cursor_bytes:,} B, with {max(o.free_bytes, 0):,} B free of a budget "
-            f"of {o.budget_bytes:,} B ({o.budget_bytes / 2**20:g} MiB)."
-        ]
-        if o.live:
-            largest = sorted(o.live, key=lambda group: -group.nbytes)[:3]
-            parts.append("Largest live: " + "; ".join(map(str, largest)) + ".")
-        return " ".join([*parts, f"{self.remedy}."])
+        return f"{overflow_text.message(self.overflow, self.site)}\n{self.remedy}."
 
-
-def _remedy(overflow: Overflow) -> str:
-    if overflow.aligned_bytes > overflow.budget_bytes:
-        return "No scope can help: take a smaller tile, or raise kernel_scratch_mb"
-    if overflow.scopes:
-        return (
-            f"The scope of {overflow.scopes[-1]} is rewound only at its end: nest "
-            "another tl.scratch_scope() inside it, or take a smaller tile"
-        )
-    return (
-        "Put the work of one tile inside `with tl.scratch_scope():` and keep running "
-        "state outside it with tl.copy_to"
-    )
+    def to_dict(self) -> dict[str, Any]:
+        """As of any error, with the fields of the event under `overflow`."""
+        return {**super().to_dict(), "overflow": self.overflow.to_dict()}

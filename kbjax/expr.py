@@ -187,6 +187,18 @@ def variables(*exprs: Expr) -> frozenset[Var]:
     return frozenset(found)
 
 
+def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
+    """The expression with other expressions in place of variables."""
+    total = const(expr.const)
+    for atom, k in expr.terms:
+        if isinstance(atom, Var):
+            one = values.get(atom, var(atom))
+        else:
+            one = _node(atom.op, *(substitute(arg, values) for arg in atom.args))
+        total = add(total, scale(one, k))
+    return total
+
+
 def evaluate(expr: Expr, env: Mapping[Var, Any], xp: Any = None) -> Any:
     """The value where each variable has its value in `env`.
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kbjax import domain, errors, expr, index
+from kbjax.allocator import Lease
+from kbjax.dtypes import Shape, type_text
 from kbjax.expr import Expr
+from kbjax.footprint import Allocation
 from kbjax.index import Index
-from kbjax.program import Allocation, HbmRef, Ref, Shape, Span, TensorSpec, type_text
+from kbjax.program import HbmRef, Ref, Span, TensorSpec
 from kbjax.site import Site, here
 
 if TYPE_CHECKING:
@@ -60,16 +63,15 @@ class TensorHandle:
     Arithmetic operators are those of the op table, by way of `tl`.
     """
 
-    __slots__ = ("_context", "allocation", "made_by", "ref")
+    __slots__ = ("_context", "allocation", "lease", "made_by", "ref")
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
     space = "tcm"
 
     def __init__(
-        self, context: Any, allocation: Allocation, ref: Ref, made_by: str
+        self, context: Any, allocation: Allocation, ref: Ref, made_by: str, lease: Lease
     ) -> None:
         self._context, self.allocation, self.ref = context, allocation, ref
-        self.made_by = made_by
+        self.made_by, self.lease = made_by, lease
 
     @property
     def site(self) -> Site:
@@ -121,6 +123,31 @@ class TensorHandle:
         )
 
     __iter__ = __len__ = __float__ = __int__ = __index__ = __array__ = _as_python
+    __complex__ = __round__ = __contains__ = _as_python
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *operands: object, **options: object
+    ) -> TensorHandle:
+        """`numpy.float32(2) * tile` is ``tl.mul(2.0, tile)``; NumPy's functions are no
+        `tl` operations."""
+        name = _UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise _foreign(f"numpy.{ufunc.__name__}", self)
+        return self._context.apply(name, *operands)
+
+    @property
+    def __jax_array__(self) -> Any:  # JAX asks for it before anything else
+        raise _foreign("JAX", self)
+
+    def __matmul__(self, other: object) -> Any:
+        raise errors.KernelError(
+            "`@` is no operator of tiles",
+            site=here(),
+            got=str(self),
+            remedy="Use tl.dot(a, b), which says its accumulator and its dtype",
+        )
+
+    __rmatmul__ = __matmul__
 
     def __setitem__(self, key: object, value: object) -> None:
         raise errors.KernelError(
@@ -133,6 +160,16 @@ class TensorHandle:
         return f"{type_text(self.shape, self.dtype)} made at {self.site}"
 
     __repr__ = __str__
+
+
+def _foreign(function: str, held: TensorHandle | HbmView) -> errors.MemorySpaceError:
+    return errors.MemorySpaceError(
+        f"{function} computes on arrays of the host, and was given {held}, which is "
+        f"in {held.space.upper()}",
+        site=here(),
+        remedy="Use the function of `tl`: tl.exp(tile), tl.maximum(a, b), ...; pass "
+        "arrays to the kernel as arguments and tl.load them",
+    )
 
 
 def _install_operators() -> None:
@@ -157,6 +194,13 @@ BINARY_OPERATORS = {
 }  # fmt: skip
 _install_operators()
 
+# NumPy's name of an operator -> row of the op table.
+_UFUNCS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div",
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
+    "equal": "eq", "not_equal": "ne",
+}  # fmt: skip
+
 
 def _needs_load(self: HbmView, *_: object) -> Any:
     raise errors.MemorySpaceError(
@@ -171,7 +215,6 @@ class HbmView:
 
     __slots__ = ("ref", "spec")
     __hash__ = object.__hash__
-    __array_ufunc__ = None
     space = "hbm"
 
     def __init__(self, spec: TensorSpec, ref: HbmRef) -> None:
@@ -289,7 +332,18 @@ class HbmView:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _needs_load
     __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __or__ = _needs_load
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _needs_load
-    __neg__ = __bool__ = __iter__ = __float__ = __array__ = _needs_load
+    __neg__ = __pos__ = __abs__ = __invert__ = __matmul__ = __rmatmul__ = _needs_load
+    __bool__ = __iter__ = __float__ = __int__ = __index__ = __complex__ = _needs_load
+    __array__ = __round__ = __contains__ = _needs_load
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *_: object, **__: Any
+    ) -> Any:
+        raise _foreign(f"numpy.{ufunc.__name__}", self)
+
+    @property
+    def __jax_array__(self) -> Any:  # JAX asks for it before anything else
+        raise _foreign("JAX", self)
 
     def __len__(self) -> int:
         return self.shape[0]

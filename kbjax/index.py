@@ -38,7 +38,6 @@ class Index:
     of them. `+ - * // %`, comparisons, `&`, `tl.minimum` and `tl.maximum` work."""
 
     __slots__ = ("_recording", "expr")
-    __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
 
     def __init__(self, value: Expr, recording: Recording) -> None:
@@ -179,7 +178,14 @@ class Index:
             "tl.static_range",
         )
 
-    __index__ = __int__ = __float__ = _as_python
+    __index__ = __int__ = __float__ = __complex__ = __round__ = _as_python
+
+    def __hash__(self) -> int:
+        raise errors.KernelError(
+            f"the symbolic integer {self} is no key: its value differs by iteration",
+            site=site.here(),
+            remedy="Use tl.static_range for an index that picks from a dict or a set",
+        )
 
     def __str__(self) -> str:
         return str(self.expr)

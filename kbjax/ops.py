@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kbjax import dtypes, signatures
-from kbjax.dtypes import BOOL, FLOAT32
-from kbjax.program import Shape
+from kbjax.dtypes import BOOL, FLOAT32, Shape
 from kbjax.signatures import Argument, Rule, Signature
 
 Group = Literal["elementwise", "reduction", "matrix", "create", "type"]
@@ -38,6 +37,7 @@ class Op:
       doc: one sentence.
       engine: `math` or `gemm`.
       accepts: dtypes of tile operands, by kind.
+      temporaries: what it computes inside its engine, which takes no scratch.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Op:
     doc: str
     engine: Literal["math", "gemm"] = "math"
     accepts: tuple[dtypes.Kind, ...] = ("float", "int", "bool")
+    temporaries: str = ""
 
     def infer(
         self, operands: Sequence[Argument], attrs: Mapping[str, Any]
@@ -117,18 +118,19 @@ _ROWS = (
     _unary("rsqrt", "1 / sqrt(x)."),
     Op("sum", "reduction", ("x",), signatures.reduction(accumulates=True),
        lambda xp, x, axis, keepdims: xp.sum(x, axis, keepdims),
-       "Sum; 16-bit floats add in float32, bool gives int32."),
+       "Sum; 16-bit floats add in float32, bool gives int32.",
+       temporaries="accumulators"),
     Op("max", "reduction", ("x",), signatures.reduction(accumulates=False),
        lambda xp, x, axis, keepdims: xp.max(x, axis, keepdims),
        "Largest element; NaN wins.", accepts=_NUMBERS),
     Op("softmax", "matrix", ("x",), signatures.softmax,
        lambda xp, x, axis: xp.softmax(x, axis),
        "exp(x - max) / sum along `axis`, in float32. A row of -inf is NaN.",
-       accepts=_FLOATS),
+       accepts=_FLOATS, temporaries="maxima, exponentials and sums"),
     Op("dot", "matrix", ("a", "b"), signatures.dot,
        lambda xp, a, b, layouts: xp.dot(a, b, layouts),
        "(M, K) x (K, N) on the GEMM engine, accumulated and given in float32.",
-       engine="gemm", accepts=_FLOATS),
+       engine="gemm", accepts=_FLOATS, temporaries="accumulators"),
     Op("trans", "matrix", ("x",), signatures.trans, lambda xp, x: xp.transpose(x),
        "The transpose of a tile of 2 axes, in a slice of its own."),
     Op("cast", "type", ("x",), signatures.cast,

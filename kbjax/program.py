@@ -8,22 +8,15 @@ hold commands. Everything is frozen; both phases read the same program.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kbjax import expr
-from kbjax.dtypes import DType
+from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr, Var
+from kbjax.footprint import Allocation, Event
 from kbjax.hardware import Hardware
 from kbjax.site import Site
-
-Shape = tuple[int, ...]
-
-
-def type_text(shape: Shape, dtype: DType) -> str:
-    """``float32[8,128]``."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
 
 # --- references ----------------------------------------------------------------------
 
@@ -99,26 +92,6 @@ class HbmRef:
 
 Scalar = bool | int | float
 Operand = Ref | Expr | Scalar
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """A slice of scratch: what one `tl` call was given.
-
-    `cursor_bytes` is its offset in the arena in iteration 0 of every loop in `loops`;
-    a loop that grows by g bytes an iteration adds g times its index.
-    """
-
-    uid: int
-    op: str
-    shape: Shape
-    dtype: DType
-    nbytes: int
-    aligned_bytes: int
-    cursor_bytes: int
-    loops: tuple[Var, ...]
-    scope_depth: int
-    site: Site = field(compare=False)
 
 
 # --- commands ------------------------------------------------------------------------
@@ -240,15 +213,24 @@ class Loop:
     def trip(self) -> Expr:
         return self.index.trip
 
+    def __str__(self) -> str:
+        return f"loop {self.shown}, trips {self.trip}"
+
 
 @dataclass(frozen=True)
 class Scope:
-    """`body`, after which the cursor goes back to `mark_bytes`."""
+    """`body`, after which the cursor goes back by `rewound_bytes`, to `mark_bytes` (in
+    iteration 0 of the loops around it)."""
 
     body: Block
     mark_bytes: int
+    rewound_bytes: int
     name: str
     site: Site = field(compare=False)
+
+    def __str__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"scope{name}, rewinds {self.rewound_bytes:,} B to {self.mark_bytes:#x}"
 
 
 Statement = LoadCmd | StoreCmd | OpCmd | CopyCmd | Loop | Scope
@@ -280,6 +262,7 @@ class Program:
       slots: the HBM tensors: inputs, then the outputs that alias no input.
       output_slots: the slot of each output.
       allocations: every slice of scratch, by uid.
+      footprint: what took scratch, as a tree of allocations, scopes and loops.
       growth_bytes: what each rolled loop adds to the cursor an iteration.
       peak_scratch: bytes, exact over all iterations.
       exit_cursor_bytes: the cursor at the kernel's end.
@@ -297,6 +280,7 @@ class Program:
     hardware: Hardware
     commands: Block
     allocations: Mapping[int, Allocation]
+    footprint: tuple[Event, ...]
     growth_bytes: Mapping[Var, int]
     peak_scratch: int
     exit_cursor_bytes: int
@@ -305,12 +289,16 @@ class Program:
 
     def offset(self, ref: Ref) -> Expr:
         """Bytes from the start of the scratch region, affine in the loop indices."""
-        allocation = self.allocations[ref.root]
-        total = expr.add(expr.const(allocation.cursor_bytes), ref.offset)
-        for loop in allocation.loops:
+        made = self.allocations[ref.root]
+        first = expr.add(expr.const(made.cursor_bytes), ref.offset)
+        return self.moved(first, made.loops)
+
+    def moved(self, offset: Expr, loops: Iterable[Var]) -> Expr:
+        """Where the iterations of `loops` move an offset of their iteration 0."""
+        for loop in loops:
             grown = expr.scale(expr.var(loop), self.growth_bytes.get(loop, 0))
-            total = expr.add(total, grown)
-        return total
+            offset = expr.add(offset, grown)
+        return offset
 
     def address(self, ref: Ref) -> Expr:
         """The absolute TCM address: `scratch_base` plus `offset`."""
@@ -335,12 +323,10 @@ class Program:
         for item in block:
             if isinstance(item, Loop):
                 grows = f", +{item.growth_bytes} B" if item.growth_bytes else ""
-                yield f"{pad}loop {item.shown}, trips {item.trip}{grows}  # {item.site}"
+                yield f"{pad}{item}{grows}  # {item.site}"
                 yield from self._lines(item.body, indent + 1)
             elif isinstance(item, Scope):
-                name = f" {item.name!r}" if item.name else ""
-                mark = f"rewinds to {item.mark_bytes:#x}"
-                yield f"{pad}scope{name}, {mark}  # {item.site}"
+                yield f"{pad}{item}  # {item.site}"
                 yield from self._lines(item.body, indent + 1)
             else:
                 yield f"{pad}{item}{self._where(item)}  # {item.site}"

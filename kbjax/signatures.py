@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from kbjax import dtypes, errors, expr
-from kbjax.dtypes import BOOL, FLOAT32, DType
+from kbjax.dtypes import BOOL, FLOAT32, DType, Shape, type_text
 from kbjax.expr import Expr
-from kbjax.program import Scalar, Shape, type_text
+from kbjax.program import Scalar
 from kbjax.site import here
 
 
@@ -97,11 +97,26 @@ def _common(op: Row, operands: Sequence[Argument]) -> DType:
             common = dtypes.with_scalar(common, weak)
     for value in operands:
         if not isinstance(value, Tile):
-            _check_fits(op, value, common)
+            _check_fits(op.name, value, common, "cast the tile with tl.cast")
     return common
 
 
-def _check_fits(op: Row, value: Expr | Scalar, dtype: DType) -> None:
+def check_value(what: str, value: Expr | Scalar, dtype: DType) -> None:
+    """Refuse a number that a new tile of `dtype` does not hold.
+
+    Raises:
+      DTypeError: at the kernel's line; `what` names the argument.
+    """
+    if isinstance(value, float) and dtype.kind != "float":
+        raise errors.DTypeError(
+            f"{what}: {value!r} is no value of {dtype}",
+            site=here(),
+            remedy="Give a float dtype or an integer value",
+        )
+    _check_fits(what, value, dtype, "give another dtype")
+
+
+def _check_fits(what: str, value: Expr | Scalar, dtype: DType, instead: str) -> None:
     """A weak integer must be a value of the tile's type."""
     if isinstance(value, Expr):  # symbolic integers are proven to be int32
         low, high = expr.bounds(value)
@@ -112,9 +127,9 @@ def _check_fits(op: Row, value: Expr | Scalar, dtype: DType) -> None:
         return
     if not (dtype.holds(low) and dtype.holds(high)) or max(-low, high) >= 1 << 1023:
         raise errors.DTypeError(
-            f"{op.name}: the scalar {value} is no value of {dtype}",
+            f"{what}: the scalar {value} is no value of {dtype}",
             site=here(),
-            remedy="Cast the tile to a wider type with tl.cast",
+            remedy=f"Use a value that {dtype} holds, or {instead}",
         )
 
 
@@ -280,11 +295,5 @@ def create(
     dtype = dtypes.of(attrs["dtype"])
     for value in operands:
         assert not isinstance(value, Tile)
-        if isinstance(value, float) and dtype.kind != "float":
-            raise errors.DTypeError(
-                f"{op.name}: {value!r} is no value of {dtype}",
-                site=here(),
-                remedy="Give a float dtype or an integer value",
-            )
-        _check_fits(op, value, dtype)
+        check_value(op.name, value, dtype)
     return Signature(attrs["shape"], dtype, (dtype,) * len(operands))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).resolve().parent
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_ARRAYS = ("jax", "jaxlib", "numpy")
 _KERNELS = _PACKAGE / "kernels"  # shipped kernels are user code, wherever installed
 
 
@@ -29,9 +32,14 @@ class Site:
 
 @lru_cache(maxsize=4096)
 def is_internal(filename: str) -> bool:
-    """True for kbjax's own source files, which no error may point at."""
+    """True for the source files of kbjax, and of JAX and NumPy, through which a kernel
+    may have come back to it: no error may point at them."""
     parents = Path(filename).resolve().parents
-    return _PACKAGE in parents and _KERNELS not in parents
+    if _PACKAGE in parents:
+        return _KERNELS not in parents
+    return any(parent.name in _ARRAYS for parent in parents[:-1]) and any(
+        parent.name == "site-packages" for parent in parents
+    )
 
 
 def kernel_frame() -> FrameType:
@@ -41,6 +49,14 @@ def kernel_frame() -> FrameType:
         frame = frame.f_back
     assert frame is not None, "kbjax was entered from outside kbjax"
     return frame
+
+
+def in_for_statement(frame: FrameType) -> bool:
+    """Whether the frame runs a `for` statement (or `yield from`) rather than a call or
+    a comprehension that takes an iterator's values."""
+    code = frame.f_code
+    running = dis.opname[code.co_code[frame.f_lasti]]
+    return running in ("FOR_ITER", "SEND") and code.co_name not in _COMPREHENSIONS
 
 
 def here() -> Site:

@@ -22,6 +22,7 @@ from jax import lax
 from kbjax import dtypes, errors
 from kbjax.dtypes import DType
 from kbjax.hardware import Hardware, PeTcm
+from kbjax.overflow import Overflow
 
 FRESH = 0xFF  # reads as NaN in every float type and as -1 in signed integers
 
@@ -89,7 +90,7 @@ def alloc(state: TcmState, nbytes: int) -> tuple[TcmState, jax.Array]:
     fits = end <= state.scratch_bytes
     if not isinstance(fits, jax.core.Tracer) and not bool(jnp.all(fits)):
         raise errors.ScratchOverflowError(
-            errors.Overflow(
+            Overflow(
                 op="alloc",
                 requested_bytes=nbytes,
                 aligned_bytes=aligned,

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from kbjax import expr, ops
-from kbjax.dtypes import DType
+from kbjax.dtypes import DType, Shape
 from kbjax.expr import Expr, Var
 from kbjax.hardware import Hardware
 from kbjax.program import (
@@ -29,7 +29,6 @@ from kbjax.program import (
     Program,
     Ref,
     Scope,
-    Shape,
     StoreCmd,
 )
 

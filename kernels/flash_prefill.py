@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, positive, random_arrays, tolerance
+from kbjax.cases import Case, Inputs, positive, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -106,16 +106,15 @@ def case(
     if not isinstance(causal, bool):
         raise kb.DTypeError("causal is true or false", got=repr(causal))
     group = attention.group_size(query_heads, kv_heads)
-    arrays = random_arrays(
-        seed, num_pes, dtype, (group, queries, dim), (context, dim), (context, dim)
+    inputs = Inputs(
+        seed, num_pes, dtype, ((group, queries, dim), (context, dim), (context, dim))
     )
     call = kb.kernel_call(
         partial(flash_prefill, block=block, tile=tile, causal=causal),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),
         num_pes=num_pes,
     )
-    want = partial(reference, *map(np.asarray, arrays), causal=causal)
-    return Case(call, arrays, want, allowed)
+    return Case(call, inputs, partial(reference, causal=causal), allowed)
 
 
 SMALL = {"context": 150, "queries": 70, "tile": 32, "block": 16, "num_pes": 2,

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, positive, random_arrays, tolerance
+from kbjax.cases import Case, Inputs, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import reference
 
@@ -48,16 +47,15 @@ def case(
     """A sweep of `context` keys; at the defaults it still fits."""
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, num_pes=num_pes, queries=queries, dim=dim)
-    arrays = random_arrays(
-        seed, num_pes, dtype, (queries, dim), (context, dim), (context, dim)
+    inputs = Inputs(
+        seed, num_pes, dtype, ((queries, dim), (context, dim), (context, dim))
     )
     call = kb.kernel_call(
         partial(flash_unscoped, tile=tile),
         jax.ShapeDtypeStruct((queries, dim), dtype),
         num_pes=num_pes,
     )
-    want = partial(reference, *map(np.asarray, arrays))
-    return Case(call, arrays, want, allowed)
+    return Case(call, inputs, reference, allowed)
 
 
 SMALL = {"context": 100, "tile": 16, "num_pes": 2, "queries": 3, "dim": 32}

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, positive, random_arrays, tolerance
+from kbjax.cases import Case, Inputs, positive, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -55,16 +55,15 @@ def case(
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
     group = attention.group_size(query_heads, kv_heads)
-    arrays = random_arrays(
-        seed, num_pes, dtype, (group, dim), (context, dim), (context, dim)
+    inputs = Inputs(
+        seed, num_pes, dtype, ((group, dim), (context, dim), (context, dim))
     )
     call = kb.kernel_call(
         partial(gqa_decode, tile=tile),
         jax.ShapeDtypeStruct((group, dim), dtype),
         num_pes=num_pes,
     )
-    want = partial(reference, *map(np.asarray, arrays))
-    return Case(call, arrays, want, allowed)
+    return Case(call, inputs, reference, allowed)
 
 
 SMALL = {"context": 300, "tile": 64, "num_pes": 2, "dim": 32, "query_heads": 8,

@@ -46,8 +46,10 @@ class Result:
     memory: Array
 
 
-def run(program: Any, inputs: Sequence[Any]) -> Result:
+def run(program: Any, inputs: Sequence[Any], poison: bool = False) -> Result:
     """Execute `program` on `inputs` (the caller's arrays, as `kernel_call` takes them).
+
+    With `poison`, the bytes that a scope gives back become 0xFF at its end.
 
     Raises:
       AssertionError: when a command reads or writes outside its memory, or its result
@@ -71,7 +73,8 @@ def run(program: Any, inputs: Sequence[Any]) -> Result:
             tensor[pe] if pes > 1 and spec.pe_axis is not None else tensor
             for tensor, spec in zip(tensors, program.slots, strict=True)
         ]
-        machine = Machine(program, memory[pe], mine, {program.program_id.uid: pe})
+        env = {program.program_id.uid: pe}
+        machine = Machine(program, memory[pe], mine, env, poison)
         with np.errstate(all="ignore"):
             machine.block(program.commands)
     outputs = tuple(tensors[slot] for slot in program.output_slots)
@@ -114,9 +117,14 @@ def evaluate(expr: Any, env: Mapping[int, int]) -> int:
 def offset(program: Any, ref: Any, env: Mapping[int, int]) -> int:
     """Bytes from the start of the scratch region to what `ref` names."""
     made = program.allocations[ref.root]
-    growth = {loop.uid: nbytes for loop, nbytes in program.growth_bytes.items()}
-    climbed = sum(growth.get(loop.uid, 0) * env[loop.uid] for loop in made.loops)
+    climbed = grown(program, [loop.uid for loop in made.loops], env)
     return made.cursor_bytes + climbed + evaluate(ref.offset, env)
+
+
+def grown(program: Any, loops: Sequence[int], env: Mapping[int, int]) -> int:
+    """By how many bytes the iterations of `loops` so far have moved the cursor."""
+    growth = {loop.uid: nbytes for loop, nbytes in program.growth_bytes.items()}
+    return sum(growth[uid] * env[uid] for uid in loops if growth.get(uid))
 
 
 # --- commands ------------------------------------------------------------------------
@@ -124,12 +132,16 @@ def offset(program: Any, ref: Any, env: Mapping[int, int]) -> int:
 
 @dataclass
 class Machine:
-    """One PE: its bytes, the HBM tensors as it sees them, and the loop indices."""
+    """One PE: its bytes, the HBM tensors as it sees them, and the loop indices. Those
+    of a loop that has ended stay at its last iteration, as Python's would; `open_loops`
+    are the others."""
 
     program: Any
     memory: Array
     tensors: list[Array]
     env: dict[int, int] = field(default_factory=dict)
+    poison: bool = False
+    open_loops: list[int] = field(default_factory=list)
 
     def block(self, block: Sequence[Any]) -> None:
         for item in block:
@@ -137,12 +149,16 @@ class Machine:
 
     def do_Scope(self, scope: Any) -> None:
         self.block(scope.body)
+        if self.poison:
+            mark = scope.mark_bytes + grown(self.program, self.open_loops, self.env)
+            self.memory[mark : mark + scope.rewound_bytes] = 0xFF
 
     def do_Loop(self, loop: Any) -> None:
+        self.open_loops.append(loop.index.uid)
         for i in range(evaluate(loop.index.trip, self.env)):
             self.env[loop.index.uid] = i
             self.block(loop.body)
-        self.env.pop(loop.index.uid, None)
+        self.open_loops.pop()
 
     def do_LoadCmd(self, load: Any) -> None:
         view, tensor = load.view, self.tensors[load.view.slot]

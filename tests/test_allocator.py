@@ -104,7 +104,7 @@ def test_scratch_base_is_added_to_every_address() -> None:
 
 def test_the_budget_does_not_depend_on_scratch_base() -> None:
     tcm = PeTcm(scratch_base=4096, kernel_scratch_mb=128 / MIB)
-    arena = Arena(tcm)
+    arena = Arena(tcm, tcm.scratch_bytes)
     arena.allocate("a", (32,), dtypes.FLOAT32, HERE)
     with pytest.raises(kb.ScratchOverflowError):
         arena.allocate("b", (1,), dtypes.BOOL, HERE)
@@ -367,7 +367,7 @@ def test_the_message_says_what_would_help() -> None:
         tl.zeros((MIB,))
 
     assert "with tl.scratch_scope():" in overflow(unscoped).remedy
-    assert "nest" in overflow(scoped).remedy
+    assert "gives back 4,096 B an iteration" in overflow(scoped).remedy
     assert "No scope can help" in overflow(too_large).remedy
     text = str(overflow(unscoped))
     for part in ("zeros", "test_allocator.py:", "4,096 B", "iteration 256", "1 MiB"):

@@ -1,0 +1,130 @@
+"""Whether every byte that a read wants has been written: decided by enumeration.
+
+Where the ranges of kbjax.written do not decide, each execution of each write to the
+tile gets its place in the order of execution, and each byte of the tile its first
+write. A byte that is read before it makes the read uninitialised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kbjax import expr
+from kbjax.domain import Domain
+from kbjax.expr import Expr, Var
+from kbjax.footprint import Allocation
+from kbjax.program import Loop, Ref, Scope, Statement
+
+_MOST_BYTES = 1 << 22  # granules that all executions together touch
+_LAST = Expr(-1)  # pads the order of shallow commands
+
+
+@dataclass(frozen=True)
+class Use:
+    """A read or a write of a tile.
+
+    Attributes:
+      ref: the bytes.
+      loops: those around it, outermost first.
+      order: its place in execution, level by level: the position in its block, then
+        the iteration of the loop that it leads into, or 0.
+    """
+
+    ref: Ref
+    loops: tuple[Var, ...]
+    order: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """An open block: what it holds so far, and the loop whose body it is, if any, with
+    the body's first, complete recording."""
+
+    block: Sequence[Statement]
+    loop: Var | None = None
+    body: Sequence[Statement] = ()
+
+
+def reading(levels: Sequence[Level], ref: Ref) -> Use:
+    """The read of `ref` that would be recorded next, in the innermost level."""
+    order: list[Expr] = []
+    for level, inner in zip(levels, [*levels[1:], None], strict=True):
+        order.append(expr.const(len(level.block)))
+        if inner is not None:
+            order.append(expr.var(inner.loop) if inner.loop else expr.ZERO)
+    return Use(ref, tuple(v.loop for v in levels if v.loop), tuple(order))
+
+
+def writes(levels: Sequence[Level], root: int) -> Iterator[Use]:
+    """Every write to the tile, also those of an open loop's earlier iterations."""
+    order: tuple[Expr, ...] = ()
+    for level, inner in zip(levels, [*levels[1:], None], strict=True):
+        if level.loop is not None:  # its body is complete, and what it encloses
+            yield from _writes(level.body, root, (level.loop,), order)
+            return
+        yield from _writes(level.block, root, (), order)
+        here = expr.const(len(level.block))
+        into = expr.var(inner.loop) if inner is not None and inner.loop else expr.ZERO
+        order = (*order, here, into)
+
+
+def _writes(
+    block: Sequence[Statement],
+    root: int,
+    loops: tuple[Var, ...],
+    order: tuple[Expr, ...],
+) -> Iterator[Use]:
+    for position, item in enumerate(block):
+        here = (*order, expr.const(position))
+        if isinstance(item, Loop):
+            into = (*here, expr.var(item.index))
+            yield from _writes(item.body, root, (*loops, item.index), into)
+        elif isinstance(item, Scope):
+            yield from _writes(item.body, root, loops, (*here, expr.ZERO))
+        elif item.writes is not None and item.writes.root == root:
+            yield Use(item.writes, loops, here)
+
+
+def is_covered(
+    read: Use, writes_: Sequence[Use], made: Allocation, pe: Var
+) -> bool | None:
+    """Whether each execution of the read finds every byte written, on every PE; None
+    where there are too many executions to tell."""
+    uses = [*writes_, read]
+    unit = math.gcd(
+        *(use.ref.nbytes for use in uses),
+        *(k for use in uses for _, k in use.ref.offset.terms),
+        *(use.ref.offset.const for use in uses),
+    )
+    depth = max(len(use.order) for use in uses)
+    owners, granules, orders, sources = [], [], [], []
+    total = 0
+    for source, use in enumerate(uses):
+        padded = (*use.order, *(_LAST for _ in range(depth - len(use.order))))
+        owner = (expr.var(pe), *(expr.var(loop) for loop in made.loops))
+        table = Domain(use.loops).table(*owner, *padded, use.ref.offset)
+        if table is None:
+            return None
+        columns = np.stack(table, axis=1)
+        count = use.ref.nbytes // unit
+        total += len(columns) * count
+        if total > _MOST_BYTES:
+            return None
+        columns = np.repeat(columns, count, axis=0)
+        within = np.tile(np.arange(count), len(columns) // max(count, 1))
+        owners.append(columns[:, : len(owner)])
+        orders.append(columns[:, len(owner) : -1])
+        granules.append(columns[:, -1] // unit + within)
+        sources.append(np.full(len(columns), source == len(uses) - 1))
+    reads = np.concatenate(sources)
+    place = np.column_stack([np.concatenate(owners), np.concatenate(granules)])
+    _, byte = np.unique(place, axis=0, return_inverse=True)
+    _, when = np.unique(np.concatenate(orders), axis=0, return_inverse=True)
+    byte, when = byte.reshape(-1), when.reshape(-1)
+    first = np.full(int(byte.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, byte[~reads], when[~reads])
+    return bool((first[byte[reads]] < when[reads]).all())

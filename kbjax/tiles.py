@@ -1,0 +1,172 @@
+"""Two ways to keep tiles while a program is replayed: as bytes (exact), or as typed
+values (live). Both are immutable: a write gives a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kbjax import expr, tcm
+from kbjax.expr import Expr, Var
+from kbjax.program import CopyCmd, Loop, Program, Ref, Scope
+from kbjax.tcm import TcmState
+
+Env = Mapping[Var, Any]
+
+
+def index_value(value: Expr, env: Env) -> Any:
+    """A symbolic integer in an iteration: an int, or an int32 array, () or (P,)."""
+    return expr.evaluate(value, env, jnp)
+
+
+class Tiles(Protocol):
+    """What replay needs of the memory. Values are (*lead, *ref.shape), where `lead` is
+    the PE axis, if any."""
+
+    def read(self, ref: Ref, env: Env) -> jax.Array: ...
+    def write(self, ref: Ref, env: Env, value: jax.Array, mask: Any) -> Any:
+        """After a write on the PEs of the mask, (P,) bool; on all where it is None."""
+
+    def copied(self, copy: CopyCmd, env: Env, mask: Any) -> Any:
+        """After a copy from tile to tile on the PEs of the mask."""
+
+    def poisoned(self, scope: Scope, env: Env, mask: Any) -> Any:
+        """After a scope's end, on the PEs of the mask: what it gave back is 0xFF."""
+
+    def carried(self, loop: Loop) -> Any: ...
+    def resumed(self, carried: Any) -> Any: ...
+    def memory(self) -> jax.Array:
+        """All bytes of scratch: (*lead, T) uint8."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Exact: the byte array. A read passes a barrier, so that nothing is fused or
+    folded across memory."""
+
+    program: Program
+    array: jax.Array
+
+    def read(self, ref: Ref, env: Env) -> jax.Array:
+        raw = tcm.read_bytes(self.array, self._offset(ref, env), ref.nbytes)
+        return lax.optimization_barrier(tcm.to_values(raw, ref.shape, ref.dtype))
+
+    def write(self, ref: Ref, env: Env, value: jax.Array, mask: Any) -> Bytes:
+        raw = tcm.to_bytes(value, self.array.ndim - 1)
+        return self._with_bytes(self._offset(ref, env), raw, mask)
+
+    def copied(self, copy: CopyCmd, env: Env, mask: Any) -> Bytes:
+        """The bytes as they are, whatever they mean."""
+        raw = tcm.read_bytes(self.array, self._offset(copy.src, env), copy.nbytes)
+        raw = lax.optimization_barrier(raw)
+        return self._with_bytes(self._offset(copy.dst, env), raw, mask)
+
+    def poisoned(self, scope: Scope, env: Env, mask: Any) -> Bytes:
+        if not scope.rewound_bytes:
+            return self
+        mark = self.program.moved(expr.const(scope.mark_bytes), env)
+        size = (*self.array.shape[:-1], scope.rewound_bytes)
+        fill = jnp.full(size, tcm.FRESH, jnp.uint8)
+        return self._with_bytes(index_value(mark, env), fill, mask)
+
+    def _with_bytes(self, offset: Any, raw: jax.Array, mask: Any) -> Bytes:
+        if mask is not None:
+            kept = tcm.read_bytes(self.array, offset, raw.shape[-1])
+            raw = jnp.where(mask[:, None], raw, kept)
+        return self._with(tcm.write_bytes(self.array, offset, raw))
+
+    def carried(self, loop: Loop) -> jax.Array:
+        del loop
+        return self.array
+
+    def resumed(self, carried: jax.Array) -> Bytes:
+        return self._with(carried)
+
+    def memory(self) -> jax.Array:
+        return self.array
+
+    def _offset(self, ref: Ref, env: Env) -> Any:
+        return index_value(self.program.offset(ref), env)
+
+    def _with(self, array: jax.Array) -> Bytes:
+        return dataclasses.replace(self, array=array)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Live: a typed array a root; `crossing` says what each loop hands on."""
+
+    program: Program
+    crossing: Mapping[Var, frozenset[int]]
+    fresh: TcmState
+    values: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return self.fresh.cursor.shape
+
+    def _value(self, root: int) -> jax.Array:
+        """The root's value; bytes never written are 0xFF, as in fresh TCM."""
+        if root in self.values:
+            return self.values[root]
+        made = self.program.allocations[root]
+        raw = jnp.full((*self.lead, made.nbytes), tcm.FRESH, jnp.uint8)
+        return tcm.to_values(raw, made.shape, made.dtype)
+
+    def _elements(self, root: int) -> jax.Array:
+        return self._value(root).reshape(*self.lead, -1)
+
+    def _covers(self, ref: Ref) -> bool:
+        return ref.nbytes == self.program.allocations[ref.root].nbytes
+
+    def read(self, ref: Ref, env: Env) -> jax.Array:
+        if self._covers(ref):
+            return self._value(ref.root).reshape(*self.lead, *ref.shape)
+        at = self._element(ref, env)
+        part = tcm.read_bytes(self._elements(ref.root), at, ref.size)
+        return part.reshape(*self.lead, *ref.shape)
+
+    def write(self, ref: Ref, env: Env, value: jax.Array, mask: Any) -> Values:
+        made = self.program.allocations[ref.root]
+        if mask is not None:
+            writes = mask.reshape(-1, *(1 for _ in ref.shape))
+            value = jnp.where(writes, value, self.read(ref, env))
+        if not self._covers(ref):
+            at = self._element(ref, env)
+            part = value.reshape(*self.lead, -1)
+            value = tcm.write_bytes(self._elements(ref.root), at, part)
+        value = value.reshape(*self.lead, *made.shape)
+        return dataclasses.replace(self, values={**self.values, ref.root: value})
+
+    def _element(self, ref: Ref, env: Env) -> Any:
+        return index_value(ref.offset, env) // ref.dtype.nbytes
+
+    def copied(self, copy: CopyCmd, env: Env, mask: Any) -> Values:
+        return self.write(copy.dst, env, self.read(copy.src, env), mask)
+
+    def poisoned(self, scope: Scope, env: Env, mask: Any) -> Values:
+        """As it is: what a scope gave back was never written as bytes."""
+        del scope, env, mask
+        return self
+
+    def carried(self, loop: Loop) -> dict[int, jax.Array]:
+        return {r: self._value(r) for r in sorted(self.crossing[loop.index])}
+
+    def resumed(self, carried: Mapping[int, jax.Array]) -> Values:
+        return dataclasses.replace(self, values={**self.values, **carried})
+
+    def memory(self) -> jax.Array:
+        """Fresh bytes, with the tiles written back that are alive at the end."""
+        memory = self.fresh.memory
+        for root in self.program.live_at_exit:
+            if root in self.values:
+                made = self.program.allocations[root]
+                raw = tcm.to_bytes(self.values[root], len(self.lead))
+                memory = tcm.write_bytes(memory, made.cursor_bytes, raw)
+        return memory

@@ -1,0 +1,1 @@
+"""The catalogue of user mistakes: what a kernel may not do, and what it is told."""
