@@ -232,6 +232,8 @@ def _on_arrays(node: Node, a: Any, b: Any, xp: Any) -> Any:
 
 def bounds(expr: Expr) -> tuple[int, int]:
     """Safe lowest and highest value over all iterations."""
+    if expr.is_const:
+        return expr.const, expr.const
     return _lowest(expr), -_lowest(scale(expr, -1))
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import kbjax as kb
 from kbjax import cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +44,32 @@ def test_the_kernel_runs_and_is_right(
     printed = capsys.readouterr().out
     assert "readme.py:" in printed  # the program, with kernel lines
     assert "limited by" in printed
+
+
+def without_scope(source: str) -> str:
+    """The kernel of README with its scope taken out, and nothing called."""
+    kernel, _, _ = source.partition("rng = ")
+    before, scope, body = kernel.partition(
+        "        with tl.scratch_scope():  # rewound after every tile\n"
+    )
+    assert scope
+    return before + re.sub(r"(?m)^ {4}(?= {12})", "", body)
+
+
+def test_the_overflow_is_as_printed(tmp_path: Path) -> None:
+    """Line by line; `...` stands for lines left out."""
+    script = tmp_path / "decode.py"
+    script.write_text(without_scope(blocks("python")[0]), encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), names)
+    q, k = (jax.ShapeDtypeStruct((n, 128), "float32") for n in (8, 4096))
+    with pytest.raises(kb.ScratchOverflowError) as caught:
+        kb.kernel_call(names["gqa_decode"], q).record(q, k, k)
+    printed = [line.strip() for line in blocks("text")[0].splitlines() if line.strip()]
+    told = [line.strip() for line in str(caught.value).splitlines()]
+    for line in printed:
+        assert line == "..." or line in told, line
+    assert "..." in printed and len(printed) > 6
 
 
 @pytest.mark.parametrize(
