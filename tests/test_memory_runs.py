@@ -7,9 +7,8 @@ A failing test prints the kernel; `memory_kernel(seed, mistaken, lines)` makes i
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
+from kbjax import data_phase
 from kbjax.program import Program
 from tests import reference
 from tests.helpers import assert_same_bits, assert_same_tcm
@@ -216,18 +216,11 @@ def test_a_copy_of_stale_bytes_copies_them() -> None:
 
 # --- poison --------------------------------------------------------------------------
 
-needs_poison = pytest.mark.skipif(
-    "poison" not in inspect.signature(kb.KernelCall.run).parameters,
-    reason="run has no poison yet",
-)
-
 
 def poisoned(call: kb.KernelCall, arrays: Any) -> Any:
-    options: Mapping[str, Any] = {"fidelity": "exact", "poison": True}
-    return call.run(*arrays, **options)
+    return call.run(*arrays, fidelity="exact", poison=True)
 
 
-@needs_poison
 @pytest.mark.parametrize("seed", POISONED)
 def test_poison_changes_no_output_of_a_kept_contract(seed: int) -> None:
     case = case_of(seed)
@@ -239,7 +232,6 @@ def test_poison_changes_no_output_of_a_kept_contract(seed: int) -> None:
         assert_same_memory(case.program, got.tcm.memory, expected.memory)
 
 
-@needs_poison
 @pytest.mark.parametrize("seed", BROKEN[:6])
 def test_poison_of_a_broken_contract_is_as_numpy_has_it(seed: int) -> None:
     drawn = memory_kernel(seed, mistaken=True, lines=SHORT)
@@ -266,7 +258,6 @@ def stale_in_a_loop(tl: Any, x: Any, o: Any) -> None:
         tl.store(o[tl.ds(i * 4, 4)], t)
 
 
-@needs_poison
 @pytest.mark.parametrize("kernel", [stale_row, stale_in_a_loop])
 def test_poison_makes_a_stale_read_visible(kernel: Callable[..., None]) -> None:
     x = np.arange(8, dtype=np.float32)
@@ -274,3 +265,39 @@ def test_poison_makes_a_stale_read_visible(kernel: Callable[..., None]) -> None:
     call = kb.kernel_call(kernel, out, checks="off")
     np.testing.assert_array_equal(call.run(x).outputs, x)  # stale, and goes unnoticed
     assert np.isnan(np.asarray(poisoned(call, (x,)).outputs)).all()
+
+
+@pytest.mark.parametrize("num_pes", [1, 3])
+def test_poison_by_default_replays_exactly(num_pes: int) -> None:
+    """PEs that run fewer iterations poison no more than they rewind."""
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        total = tl.zeros((8,))
+        for _ in tl.range(tl.program_id() + 1):
+            with tl.scratch_scope():
+                tl.copy_to(total, total + tl.load(x))
+        tl.store(o, total)
+
+    x = np.arange(8, dtype=np.float32) * np.ones((num_pes, 1), np.float32)
+    x = x if num_pes > 1 else x[0]
+    out = jax.ShapeDtypeStruct((8,), x.dtype)
+    call = kb.kernel_call(kernel, out, num_pes=num_pes)
+    got = call.run(x, poison=True)
+    times = np.arange(1, num_pes + 1, dtype=np.float32)[:, None]
+    np.testing.assert_array_equal(got.outputs, x * (times if num_pes > 1 else 1))
+    memory = np.asarray(got.tcm.memory).reshape(num_pes, -1)
+    assert (memory[:, 32:96] == 0xFF).all()  # the load and the sum, rewound
+    live = call.run(x, fidelity="live", poison=True)
+    assert_same_bits(live.outputs, got.outputs, "live and exact")
+    assert_same_bits(live.tcm.memory, got.tcm.memory, "live and exact memory")
+
+
+def test_checks_cost_phase_2_nothing() -> None:
+    """Checked or not, a program is replayed by the same function."""
+    drawn = memory_kernel(0, lines=SHORT)
+    traced = []
+    for checks in ("error", "warn", "off"):
+        program = made(drawn, checks=checks).record(*drawn.arrays)
+        replay = data_phase.lower(program, "exact", with_memory=True)
+        traced.append(str(jax.make_jaxpr(replay)(*drawn.arrays)))
+    assert traced[0] == traced[1] == traced[2]
