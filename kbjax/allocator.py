@@ -1,5 +1,5 @@
 """The scratch arena while a kernel is recorded: bump cursor, save points, lifetimes,
-exact peak, and overflow found without running a loop's iterations.
+and overflow found without running a loop's iterations.
 
 The cursor is that of iteration 0 of every open loop; kbjax.footprint says what the
 later iterations do to it.
@@ -7,26 +7,19 @@ later iterations do to it.
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from kbjax import errors, footprint
 from kbjax.dtypes import DType, Shape
 from kbjax.expr import Var
-from kbjax.footprint import (
-    Allocation,
-    Event,
-    Held,
-    LoopTrace,
-    Moment,
-    ScopeTrace,
-    scope_text,
-)
+from kbjax.footprint import Allocation, Event, Held, LoopTrace, Moment, ScopeTrace
 from kbjax.hardware import PeTcm
-from kbjax.overflow import LiveGroup, LoopStep, OpenScope, Overflow
-from kbjax.site import Site
+from kbjax.site import ScopeLine, Site
 
 
 class Lease:
@@ -38,99 +31,74 @@ class Lease:
 
 @dataclass(frozen=True)
 class Death:
-    """How an allocation's bytes were given back: its scope or loop iteration ended."""
+    """How an allocation's bytes were given back: its scope or loop iteration ended, or
+    the loop that made it was refused."""
 
-    cause: Literal["scope", "iteration"]
+    cause: Literal["scope", "iteration", "refused"]
     site: Site
     loop: Var | None = None
 
 
-@dataclass
-class _Level:
-    """A block that is being recorded: the kernel, a scope, or a loop's body."""
+@dataclass(eq=False)
+class Level:
+    """A block that is being recorded: the kernel, a scope (`line`), or a loop's body
+    (`index`, `site`).
 
-    start_bytes: int
-    first_uid: int
+    Attributes:
+      start_bytes, first_uid: the cursor and the next allocation where it began.
+      loops, scope_depth, runs: the open loops and scopes, itself among them, and
+        whether all these loops have an iteration that runs.
+      events: what it has allocated so far.
+    """
+
+    start_bytes: int = 0
+    first_uid: int = 0
+    loops: tuple[Var, ...] = ()
+    scope_depth: int = 0
+    runs: bool = True
+    line: ScopeLine | None = None
+    index: Var | None = None
+    site: Site | None = None
     events: list[Event] = field(default_factory=list)
 
 
 @dataclass
-class _OpenScope(_Level):
-    name: str = field(kw_only=True)
-    site: Site = field(kw_only=True)
-
-    @property
-    def scope(self) -> str:
-        return scope_text(self.name, self.site)
-
-
-@dataclass
-class _OpenLoop(_Level):
-    index: Var = field(kw_only=True)
-    site: Site = field(kw_only=True)
-    runs: bool = field(kw_only=True)
-    peak_before: int = field(kw_only=True)
-
-
-@dataclass
 class Arena:
-    """The state of one recording's scratch. `cursor` and `peak` are bytes.
+    """The state of one recording's scratch.
 
-    `budget_bytes` is where an allocation overflows: the hardware's scratch, or None
-    where only the footprint is asked for. `kernel` is the kernel's name.
+    Attributes:
+      tcm: gives the alignment.
+      budget_bytes: where an allocation overflows: the hardware's scratch, or None where
+        only the footprint is asked for.
+      kernel: its name, for messages.
+      cursor: bytes.
+      allocations: by uid, those of refused loops left out.
+      growth_bytes: of each finished loop.
+      levels: the open blocks, the kernel's own first.
     """
 
     tcm: PeTcm
     budget_bytes: int | None
     kernel: str = ""
     cursor: int = 0
-    peak: int = 0
     allocations: dict[int, Allocation] = field(default_factory=dict)
     deaths: dict[int, Death] = field(default_factory=dict)
     loop_sites: dict[Var, Site] = field(default_factory=dict)
+    growth_bytes: dict[Var, int] = field(default_factory=dict)
+    levels: list[Level] = field(default_factory=lambda: [Level()])
     _leases: dict[int, weakref.ref[Lease]] = field(default_factory=dict)
+    # Allocations made before the tile was out of reach, by uid.
+    _released: dict[int, int] = field(default_factory=dict)
     _next_uid: int = 0
-    _levels: list[_Level] = field(default_factory=lambda: [_Level(0, 0)])
 
     @property
-    def _loops(self) -> list[_OpenLoop]:
-        return [level for level in self._levels if isinstance(level, _OpenLoop)]
-
-    @property
-    def _scopes(self) -> list[_OpenScope]:
-        return [level for level in self._levels if isinstance(level, _OpenScope)]
-
-    @property
-    def scope_depth(self) -> int:
-        return len(self._scopes)
-
-    @property
-    def scope_sites(self) -> tuple[Site, ...]:
-        return tuple(scope.site for scope in self._scopes)
-
-    @property
-    def level_loops(self) -> list[Var | None]:
-        """For each open block, the kernel's first, the loop whose body it is."""
-        return [
-            level.index if isinstance(level, _OpenLoop) else None
-            for level in self._levels
-        ]
-
-    @property
-    def innermost_loop(self) -> Site | None:
-        """The line of the loop whose body is being recorded, unless a scope is open
-        inside it."""
-        level = self._levels[-1]
-        return level.site if isinstance(level, _OpenLoop) else None
+    def innermost(self) -> Level:
+        return self.levels[-1]
 
     @property
     def events(self) -> tuple[Event, ...]:
         """What the kernel took outside all open scopes and loops, as a tree."""
-        return tuple(self._levels[0].events)
-
-    def runs(self) -> bool:
-        """Whether every open loop has an iteration that runs."""
-        return all(loop.runs for loop in self._loops)
+        return tuple(self.levels[0].events)
 
     def alive(self) -> Iterator[Allocation]:
         return (a for uid, a in self.allocations.items() if uid not in self.deaths)
@@ -139,9 +107,10 @@ class Arena:
         """How `allocation` died, or None while its bytes are its own."""
         if self.allocations.get(allocation.uid) is allocation:
             return self.deaths.get(allocation.uid)
-        # It belongs to a recording of a loop body that has been made again since.
+        # It belongs to a first recording of a loop's body, or to a refused loop.
         loop = allocation.loops[-1]
-        return Death("iteration", self.loop_sites[loop], loop)
+        closed = loop in self.growth_bytes or loop in self.innermost.loops
+        return Death("iteration" if closed else "refused", self.loop_sites[loop], loop)
 
     def allocate(
         self, op: str, shape: Shape, dtype: DType, site: Site
@@ -149,11 +118,14 @@ class Arena:
         """Take the next aligned slice.
 
         Raises:
-          ScratchOverflowError: when the cursor would pass the budget; it stays put.
+          ScratchOverflowError: when the cursor would pass the budget; it stays put. What
+            overflows in a later iteration of an open loop only is found when that loop
+            ends, since the cursor is not known before.
         """
         nbytes = dtype.nbytes
         for size in shape:
             nbytes *= size
+        level = self.levels[-1]
         made = Allocation(
             uid=self._next_uid,
             op=op,
@@ -162,32 +134,48 @@ class Arena:
             nbytes=nbytes,
             aligned_bytes=self.tcm.aligned(nbytes),
             cursor_bytes=self.cursor,
-            loops=tuple(loop.index for loop in self._loops),
-            scope_depth=self.scope_depth,
+            loops=level.loops,
+            scope_depth=level.scope_depth,
             site=site,
         )
-        if self.runs():
+        if level.runs:
             if self._overflows(made.end_bytes):
-                now = Moment(made, {}, self.cursor, (), self._open_scopes())
-                raise self._overflow(self._with_open(now), {})
-            self.peak = max(self.peak, made.end_bytes)
-            self._levels[-1].events.append(made)
+                at = footprint.first_run(made.loops)
+                if not any(at.get(loop, 0) for loop in made.loops):
+                    now = Moment(made, at, self.cursor, (), self._open_scopes())
+                    raise self._overflow(now, {})
+            level.events.append(made)
         self.cursor = made.end_bytes
         self.allocations[made.uid] = made
         lease = Lease()
-        self._leases[made.uid] = weakref.ref(lease)
+        self._leases[made.uid] = weakref.ref(lease, partial(self._release, made.uid))
+        self._released.pop(made.uid, None)
         self._next_uid += 1
         return made, lease
+
+    def _release(self, uid: int, lease: weakref.ref[Lease]) -> None:
+        """The kernel has dropped its last name for a tile."""
+        if self._leases.get(uid) is lease:
+            self._released[uid] = self._next_uid
 
     def _overflows(self, end_bytes: int) -> bool:
         return self.budget_bytes is not None and end_bytes > self.budget_bytes
 
     # --- scopes ----------------------------------------------------------------------
 
-    def enter_scope(self, name: str, site: Site) -> None:
-        self._levels.append(
-            _OpenScope(self.cursor, self._next_uid, name=name, site=site)
+    def enter_scope(self, line: ScopeLine) -> Level:
+        outer = self.innermost
+        self.levels.append(
+            Level(
+                self.cursor,
+                self._next_uid,
+                outer.loops,
+                outer.scope_depth + 1,
+                outer.runs,
+                line=line,
+            )
         )
+        return self.innermost
 
     def exit_scope(self) -> tuple[int, int]:
         """Rewind to the innermost save point; what was allocated since is dead.
@@ -195,15 +183,14 @@ class Arena:
         Returns:
           (mark, rewound): the save point, and how many bytes were given back.
         """
-        scope = self._levels.pop()
-        assert isinstance(scope, _OpenScope)
+        scope = self.levels.pop()
+        assert scope.line is not None
         rewound = self.cursor - scope.start_bytes
         self.cursor = scope.start_bytes
-        self._bury(scope.first_uid, Death("scope", scope.site))
-        if self.runs() and scope.events:
-            events = tuple(scope.events)
-            closed = ScopeTrace(scope.name, scope.start_bytes, events, scope.site)
-            self._levels[-1].events.append(closed)
+        self._bury(scope.first_uid, Death("scope", scope.line.site))
+        if scope.runs:
+            closed = ScopeTrace(scope.line, scope.start_bytes, tuple(scope.events))
+            self.innermost.events.append(closed)
         return scope.start_bytes, rewound
 
     def _bury(self, first_uid: int, death: Death) -> None:
@@ -212,143 +199,118 @@ class Arena:
 
     # --- rolled loops ----------------------------------------------------------------
 
-    def enter_loop(self, index: Var, site: Site, runs: bool) -> None:
+    def enter_loop(self, index: Var, site: Site, runs: bool) -> Level:
+        """Open a loop's body; `runs`: whether it has an iteration at all."""
+        outer = self.innermost
         self.loop_sites[index] = site
-        self._levels.append(
-            _OpenLoop(
-                self.cursor, self._next_uid, index=index, site=site, runs=runs,
-                peak_before=self.peak,
+        self.levels.append(
+            Level(
+                self.cursor,
+                self._next_uid,
+                (*outer.loops, index),
+                outer.scope_depth,
+                outer.runs and runs,
+                index=index,
+                site=site,
             )
-        )  # fmt: skip
+        )
+        return self.innermost
 
     def end_iteration(self) -> int:
         """End the recorded iteration: its handles die. Gives the growth in bytes."""
-        loop = self._loops[-1]
+        loop = self.innermost
+        assert loop.site is not None
         self._bury(loop.first_uid, Death("iteration", loop.site, loop.index))
         return self.cursor - loop.start_bytes
 
     def restart_iteration(self) -> None:
         """Back to the iteration's start, to record the body once more alike."""
-        loop = self._loops[-1]
-        self.cursor = loop.start_bytes
+        loop = self.innermost
+        self._forget(loop)
         self._next_uid = loop.first_uid
-        for uid in [uid for uid in self.allocations if uid >= loop.first_uid]:
-            del self.allocations[uid], self._leases[uid]
+
+    def _forget(self, loop: Level) -> None:
+        """What was allocated since the loop's start has never been."""
+        self.cursor = loop.start_bytes
+        for uid in range(loop.first_uid, self._next_uid):
+            self.allocations.pop(uid, None)
+            self._leases.pop(uid, None)
+            self._released.pop(uid, None)
             self.deaths.pop(uid, None)
         loop.events.clear()
 
-    def exit_loop(self, trip: int | None) -> int:
-        """Close the loop; the cursor goes to where its last iteration leaves it.
+    def exit_loop(self) -> int:
+        """Close the loop; the cursor goes to where its last iteration leaves it. A body
+        that grows has a static trip count (the recorder checks it).
 
-        Args:
-          trip: how often the body runs, or None where that is symbolic; then the
-            body must not have grown (the recorder checks it).
+        Returns:
+          How much higher each iteration leaves the cursor, in bytes.
 
         Raises:
           ScratchOverflowError: naming the first allocation and iteration that does
             not fit.
         """
-        loop = self._loops[-1]
+        loop = self.innermost
+        assert loop.index is not None and loop.site is not None
         growth = self.end_iteration()
-        assert growth == 0 or trip is not None, "symbolic loops do not grow"
         closed = LoopTrace(loop.index, growth, tuple(loop.events), loop.site)
-        end = footprint.highest(closed)
-        if self._overflows(end):
+        if self._overflows(closed.highest_bytes):
             assert self.budget_bytes is not None
-            found = footprint.moment((closed,), self.budget_bytes, self._open_scopes())
-            loop.events.clear()
-            problem = self._overflow(
-                self._with_open(found), footprint.growths((closed,))
-            )
-            self.abandon_loop()
-            raise problem
-        self._levels.pop()
+            around = self._open_scopes()
+            found = footprint.moment((closed,), self.budget_bytes, around)
+            at = {**footprint.first_run(found.made.loops), **found.iterations}
+            if not any(at.get(open_, 0) for open_ in loop.loops[:-1]):
+                loop.events.clear()
+                found = replace(found, iterations=at)
+                problem = self._overflow(found, footprint.growths((closed,)))
+                self.abandon_loop(loop)
+                raise problem
+        self.levels.pop()
         self.cursor = loop.start_bytes
-        if closed.events:  # so it runs
-            self.peak = max(self.peak, end)
+        self.growth_bytes[loop.index] = growth
+        if loop.runs:
             self.cursor += growth * closed.trip
-            self._levels[-1].events.append(closed)
+            self.innermost.events.append(closed)
         return growth
 
-    def abandon_loop(self) -> None:
-        """Drop the innermost loop, which was refused or left before its end, as if it
-        had never been, with what is open inside it."""
-        while not isinstance(self._levels[-1], _OpenLoop):
-            self._levels.pop()
-        self.restart_iteration()
-        self.peak = self._loops[-1].peak_before
-        self._levels.pop()
+    def abandon_loop(self, loop: Level) -> None:
+        """Drop a loop that was refused or left before its end, as if it had never been,
+        with what is open inside it. Its allocations' uids are not given again."""
+        if loop in self.levels:
+            self._forget(loop)
+            del self.levels[self.levels.index(loop) :]
 
     # --- overflow --------------------------------------------------------------------
 
-    def _open_scopes(self) -> tuple[tuple[str, int], ...]:
-        return tuple((scope.scope, scope.start_bytes) for scope in self._scopes)
-
-    def _with_open(self, moment: Moment) -> Moment:
-        """The moment with the open loops, and what the open levels hold, in front."""
-        held: list[Held] = []
-        scope = ""
-        for level in self._levels:
-            scope = level.scope if isinstance(level, _OpenScope) else scope
-            held += footprint.left_by(level.events, scope)
-        return replace(
-            moment,
-            iterations={**dict.fromkeys(moment.made.loops, 0), **moment.iterations},
-            held=(*map(self._in_reach, held), *moment.held),
-        )
-
-    def _in_reach(self, held: Held) -> Held:
-        """Whether the kernel still has a name for the tile."""
-        lease = self._leases.get(held.made.uid)
-        gone = held.made.uid not in self.deaths and lease is not None and not lease()
-        return replace(held, usable=0) if gone else held
+    def _open_scopes(self) -> tuple[tuple[ScopeLine, int], ...]:
+        return tuple((one.line, one.start_bytes) for one in self.levels if one.line)
 
     def _overflow(
         self, moment: Moment, growths: Mapping[Var, int]
     ) -> errors.ScratchOverflowError:
-        made = moment.made
+        """The moment, with what the open levels hold in front."""
+        held: list[Held] = []
+        scope = None
+        for level in self.levels:
+            scope = level.line or scope
+            held += footprint.left_by(level.events, scope)
+        gc.collect()  # tiles in reference cycles are out of reach too
+        held += moment.held
+        at = moment.made.uid
+        whole = replace(moment, held=tuple(self._in_reach(one, at) for one in held))
         assert self.budget_bytes is not None
-        overflow = Overflow(
-            op=made.op,
-            requested_bytes=made.nbytes,
-            aligned_bytes=made.aligned_bytes,
-            cursor_bytes=moment.cursor_bytes,
-            budget_bytes=self.budget_bytes,
-            kernel=self.kernel,
-            shape=made.shape,
-            dtype=made.dtype.name,
-            nth=1 + sum(h.count for h in moment.held if h.made.site == made.site),
-            loops=tuple(
-                LoopStep(
-                    self.loop_sites[loop], moment.iterations[loop], growths.get(loop, 0)
-                )
-                for loop in made.loops
-            ),
-            scopes=tuple(
-                OpenScope(scope, moment.cursor_bytes - mark)
-                for scope, mark in moment.scopes
-            ),
-            live=_grouped(moment.held),
+        event = footprint.overflow(
+            whole,
+            self.budget_bytes,
+            self.kernel,
+            self.loop_sites,
+            growths,
+            self.tcm.align,
         )
-        return errors.ScratchOverflowError(overflow, site=made.site)
+        return errors.ScratchOverflowError(event, site=moment.made.site)
 
-
-def _grouped(held: Sequence[Held]) -> tuple[LiveGroup, ...]:
-    """By kernel line, op and type."""
-    groups: dict[tuple[Site, str, str, str], list[Held]] = {}
-    for one in held:
-        made = one.made
-        key = (made.site, made.op, made.tile, one.scope)
-        groups.setdefault(key, []).append(one)
-    return tuple(
-        LiveGroup(
-            site,
-            op,
-            tile,
-            count=sum(one.count for one in members),
-            nbytes=sum(one.nbytes for one in members),
-            usable=sum(one.usable for one in members),
-            scope=scope,
-        )
-        for (site, op, tile, scope), members in groups.items()
-    )
+    def _in_reach(self, held: Held, at: int) -> Held:
+        """Whether the kernel still had a name for the tile when allocation `at` was
+        made."""
+        gone = self._released.get(held.made.uid, at + 1) <= at
+        return replace(held, usable=0) if gone else held

@@ -99,10 +99,10 @@ def int_options(kernel: Callable[..., None]) -> dict[str, int]:
     """The kernel's keyword-only integers (tile sizes, say) and their values."""
     parameters = inspect.signature(kernel).parameters.values()
     return {
-        p.name: p.default
+        p.name: int(p.default)
         for p in parameters
         if p.kind is inspect.Parameter.KEYWORD_ONLY
-        and isinstance(p.default, int)
+        and isinstance(p.default, int | np.integer)
         and not isinstance(p.default, bool)
     }
 

@@ -133,24 +133,52 @@ class KernelCall:
         )
 
     @user_frames
-    def plan(self, *arrays: Any, vary: Sequence[str] | None = None) -> plan.Plan:
+    def plan(self, *arrays: Any, vary: str | Sequence[str] | None = None) -> plan.Plan:
         """Phase 1: the footprint, for arrays or `jax.ShapeDtypeStruct`s. No data is
-        run; a kernel that does not fit has a plan as well.
+        run; a kernel that does not fit has a plan as well, of what it does where no
+        allocation fails.
 
         Args:
           arrays: as in a call.
           vary: keyword-only integers of the kernel; for each the plan has a table of
-            values that fit. None: those named in `TILE_OPTIONS`.
+            smaller and larger values, with the largest that fits. None: those of
+            `TILE_OPTIONS` that the kernel has and that are at least 1.
 
         Raises:
           KernelError: for an option that the kernel does not have.
+          ShapeError: for one that is below 1.
           KbjaxError: for any mistake in the kernel but that it overflows.
         """
         inputs = self._tensors.inputs(
             [arguments.shaped(a, i) for i, a in enumerate(arrays)]
         )
+        overflow = None
+        try:
+            program = self._recorded(inputs)
+        except errors.ScratchOverflowError as error:
+            overflow = error
+            program = self._record(inputs, self._kernel, budget_bytes=None)
+        most = max((n for spec in program.slots for n in spec.shape), default=1)
+        tried: list[sizes.Candidate] = []
+        for name, current in self._varied(vary).items():
+            peak_of = functools.partial(self._peak_with, inputs, name)
+            tried += sizes.candidates(name, current, most, self._budget_bytes, peak_of)
+        return dataclasses.replace(
+            plan.of(program, self._budget_bytes),
+            candidates=tuple(tried),
+            overflow=overflow,
+        )
+
+    def _varied(self, vary: str | Sequence[str] | None) -> dict[str, int]:
+        """The options whose sizes a plan varies, and their values."""
         options = arguments.int_options(self._kernel)
-        names = [n for n in TILE_OPTIONS if n in options] if vary is None else vary
+        if vary is None:
+            return {n: options[n] for n in TILE_OPTIONS if options.get(n, 0) >= 1}
+        if not isinstance(vary, str | Sequence):
+            raise errors.ShapeError(
+                "vary names options", got=repr(vary), allowed="a name or a list of them"
+            )
+        names = [vary] if isinstance(vary, str) else vary
         for name in names:
             if name not in options:
                 raise errors.KernelError(
@@ -158,19 +186,11 @@ class KernelCall:
                     f"integer {name!r}",
                     allowed=", ".join(options) or "none",
                 )
-        overflow = ""
-        try:
-            program = self._recorded(inputs)
-        except errors.ScratchOverflowError as error:
-            overflow = f"{str(error).splitlines()[0]} {error.remedy}."
-            program = self._record(inputs, self._kernel, budget_bytes=None)
-        found = plan.of(program, self._budget_bytes)
-        most = max((n for spec in program.slots for n in spec.shape), default=1)
-        tried: list[sizes.Candidate] = []
-        for name in names:
-            peak_of = functools.partial(self._peak_with, inputs, name)
-            tried += sizes.candidates(name, options[name], most, peak_of)
-        return dataclasses.replace(found, candidates=tuple(tried), overflow=overflow)
+            if options[name] < 1:
+                raise errors.ShapeError(
+                    f"{name} = {options[name]} is no size to vary", allowed=">= 1"
+                )
+        return {name: options[name] for name in names}
 
     def _peak_with(
         self, inputs: tuple[TensorSpec, ...], option: str, value: int
@@ -180,11 +200,10 @@ class KernelCall:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return self._record(inputs, kernel, self._budget_bytes).peak_scratch
-            except errors.ScratchOverflowError as error:
-                return f"overflows at {error.site}"
+                return self._record(inputs, kernel, budget_bytes=None).peak_scratch
             except Exception as error:  # the kernel's own words, for this value only
-                return f"refused: {str(error).splitlines()[0] or type(error).__name__}"
+                words = str(error).splitlines()
+                return f"refused: {words[0] if words else type(error).__name__}"
 
     @user_frames
     def op_log(self, *arrays: Any) -> op_log.OpLog:
@@ -281,8 +300,6 @@ class KernelCall:
             commands=commands,
             allocations=dict(arena.allocations),
             footprint=arena.events,
-            growth_bytes=dict(recorder.growth_bytes),
-            peak_scratch=arena.peak,
             exit_cursor_bytes=arena.cursor,
             live_at_exit=tuple(made.uid for made in arena.alive()),
             needs_exact=context.needs_exact,

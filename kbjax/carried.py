@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from kbjax import errors, expr, reach
+from kbjax.bytecode import Unread, unread
 from kbjax.expr import Var
 from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
@@ -21,32 +23,44 @@ from kbjax.site import Site
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the kernel's variables lead to at one moment, by name.
+    """What the kernel's variables lead to at one moment, by key (kbjax.reach).
 
     Attributes:
-      numbers: what Python can count with, in a form that compares.
-      shown: the same and tiles, as text.
+      numbers: what Python can count with, and which tile, view or function a name
+        holds, in a form that compares.
+      shown: each as (name, text).
+      unread: locals of the innermost frame whose value is carried nowhere.
     """
 
     numbers: Mapping[str, object]
-    shown: Mapping[str, str]
+    shown: Mapping[str, tuple[str, str]]
+    unread: Unread
+
+    def named(self, name: str) -> str | None:
+        """What a name holds, as text."""
+        return next((text for one, text in self.shown.values() if one == name), None)
 
 
-def snapshot(frame: FrameType | None) -> Snapshot:
-    """Of the kernel and its helpers; a name in an inner frame hides an outer one."""
+def snapshot(frame: FrameType, loop: Var) -> Snapshot:
+    """Of the kernel and its helpers, whose innermost runs the `for` statement of
+    `loop`. Tiles that its body made are left out of what compares."""
     numbers: dict[str, object] = {}
-    shown: dict[str, str] = {}
-    for name, value in reach.values(frame):
-        if name in shown:
-            continue
-        if isinstance(value, TensorHandle):
-            shown[name] = f"the tile {value} (%{value.ref.root})"
-            continue
+    shown: dict[str, tuple[str, str]] = {}
+    for key, name, value in reach.values(frame):
+        if reach.is_a(value, TensorHandle):
+            shown[key] = name, f"the tile {value} (%{value.ref.root})"
+            if loop in value.loops:
+                continue
         found = reach.number(value)
         if found is not None:
-            numbers[name] = found
-            shown[name] = "an array" if isinstance(found, tuple) else str(value)
-    return Snapshot(numbers, shown)
+            numbers[key] = found
+            shown[key] = name, reach.text(value)
+            continue
+        held = reach.identity(value)
+        if held is not None:
+            numbers[key] = held
+            shown.setdefault(key, (name, str(value)))
+    return Snapshot(numbers, shown, unread(frame))
 
 
 @dataclass(frozen=True)
@@ -60,16 +74,23 @@ class Recording:
 
 
 def check_alike(
-    first: Recording, second: Recording, loop_name: str, site: Site
+    first: Recording, second: Recording, loop: Var, runs: bool, site: Site
 ) -> None:
-    """Refuse a body whose second recording is another.
+    """Refuse a body whose second recording is another, or that leaves other Python
+    state than it found.
+
+    Args:
+      first, second: the recordings.
+      loop: the loop's index.
+      runs: whether it is certain that an iteration runs.
+      site: of the loop.
 
     Raises:
       KernelError: naming what changed.
     """
     if (first.block, first.growth_bytes) == (second.block, second.growth_bytes):
-        # A counter that no command has seen yet would be seen after the loop.
-        counted = _changed(second.before, second.after, loop_name)
+        # State that no command has seen yet would be seen after the loop.
+        counted = _changed(second.before, second.after, loop.name)
         if counted:
             raise errors.KernelError(
                 "the body of this tl.range is recorded twice, whatever the trip count, "
@@ -78,11 +99,20 @@ def check_alike(
                 remedy="Compute it from the loop's bounds, keep it in a tile written "
                 "with tl.copy_to, or unroll with tl.static_range",
             )
+        left = [] if runs else _set_for_later(first.before, second.after, loop.name)
+        if left:
+            raise errors.KernelError(
+                "this tl.range may run no iteration, and its body, which is recorded "
+                f"all the same, sets what was set before: {', '.join(left)}",
+                site=site,
+                remedy="Give it another name in the body, keep it in a tile written "
+                "with tl.copy_to, or use tl.static_range",
+            )
         return
     changed = (
-        _changed(first.before, second.before, loop_name)
-        or _changed(second.before, second.after, loop_name)
-        or _other_tiles(first.before, second.before, loop_name)
+        _changed(first.before, second.before, loop.name)
+        or _changed(second.before, second.after, loop.name, also_unread=True)
+        or _other_tiles(first.before, second.before, loop.name)
     )
     a, b = _first_difference(first.block, second.block)
     shown = f" ({', '.join(changed)})" if changed else ""
@@ -100,48 +130,70 @@ def check_alike(
     )
 
 
-def _changed(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
-    """Names of numbers that changed from one moment to the next."""
+def _changed(
+    before: Snapshot, after: Snapshot, loop_name: str, also_unread: bool = False
+) -> list[str]:
+    """Names of what changed from one moment to the next, and is carried."""
     old = before.numbers
-    names = [n for n, new in after.numbers.items() if n in old and old[n] != new]
-    return _listed(names, before, after, loop_name)
+    keys = [key for key, new in after.numbers.items() if key in old and old[key] != new]
+    names = () if also_unread else after.unread.at_iteration
+    local = {_local(name) for name in names}
+    return _listed([k for k in keys if k not in local], before, after, loop_name)
+
+
+def _set_for_later(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
+    """Locals that a body sets, and that something reads after the loop."""
+    old = before.numbers
+    keys = [
+        key
+        for key, new in after.numbers.items()
+        if key in old and old[key] != new and key == _local(after.shown[key][0])
+    ]
+    unread_ = {_local(name) for name in after.unread.after_loop}
+    return _listed([k for k in keys if k not in unread_], before, after, loop_name)
+
+
+def _local(name: str) -> str:
+    """The key of a local variable of the innermost frame."""
+    return f"0:{name}"
 
 
 def _other_tiles(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
     """Names that held something else before, a tile before or after."""
     old, new = before.shown, after.shown
-    names = [n for n in new if n in old and old[n] != new[n]]
-    return _listed(names, before, after, loop_name)
+    keys = [key for key in new if key in old and old[key] != new[key]]
+    return _listed(keys, before, after, loop_name)
 
 
 def _listed(
-    names: list[str], before: Snapshot, after: Snapshot, loop_name: str
+    keys: list[str], before: Snapshot, after: Snapshot, loop_name: str
 ) -> list[str]:
-    return [
-        f"`{n}`: {_short(before.shown[n])}, then {_short(after.shown[n])}"
-        for n in names
-        if n != loop_name
-    ]
+    found = []
+    for key in keys:
+        (name, old), (_, new) = before.shown[key], after.shown[key]
+        if name != loop_name:
+            found.append(f"`{name}`: {_short(old)}, then {_short(new)}")
+    return found
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def name_of(wanted: Callable[[object], bool], frame: FrameType | None) -> str:
+def name_of(wanted: Callable[[Any], bool], frame: FrameType | None) -> str:
     """The kernel's name of a value: a variable, or what leads to it from one."""
-    return next((name for name, value in reach.values(frame) if wanted(value)), "")
+    return next((one.name for one in reach.values(frame) if wanted(one.value)), "")
 
 
 def is_made_with(variable: Var) -> Callable[[object], bool]:
     """Whether a value is an index, a slice or a view that holds this very variable."""
 
-    def made(value: object) -> bool:
-        if isinstance(value, Index):
+    def made(value: Any) -> bool:
+        if reach.is_a(value, Index):
             found = [value.expr]
-        elif isinstance(value, Slice):
+        elif reach.is_a(value, Slice):
             found = [value.start]
-        elif isinstance(value, HbmView):
+        elif reach.is_a(value, HbmView):
             found = [span.start for span in value.ref.spans]
         else:
             return False

@@ -92,19 +92,21 @@ def run(
     num_pes: NumPes = None,
     seed: Seed = None,
     size: Sizes = None,
-    fidelity: Annotated[Fidelity, typer.Option(help="How tiles are kept.")] = (
-        Fidelity.live
-    ),
+    fidelity: Annotated[
+        Fidelity | None, typer.Option(help="How tiles are kept; live by default.")
+    ] = None,
     poison: Annotated[
         bool,
-        typer.Option("--poison", help="Fill what a scope gives back with 0xFF; exact."),
+        typer.Option("--poison", help="Fill what a scope gives back with 0xFF."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Record a kernel, time it, execute it, and compare with its float64 reference."""
     sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes,
                    seed=seed)  # fmt: skip
-    how = "exact" if poison else fidelity.value
+    if poison and fidelity is Fidelity.live:
+        raise typer.BadParameter("poison has no effect on live", param_hint="--poison")
+    how = fidelity.value if fidelity else "exact" if poison else "live"
     with _refusals(as_json):
         report, rows = _report(kernel, sizes, how, poison, Console(stderr=as_json))
     if as_json:
@@ -160,15 +162,16 @@ def _fitted(
 ) -> Table:
     """A table in which the kernel's source is what is cut where the terminal is
     narrow."""
-    table = Table(*(Column(name, no_wrap=True) for name in header), box=box.SIMPLE_HEAD)
     taken = sum(
         max(map(len, column)) + 3
         for column in zip(header, *rows, strict=True)
         if column[0] != "source"
     )
-    room = max(width - taken - 4, 12)
+    room = width - taken - 4
+    kept = [n for n, name in enumerate(header) if name != "source" or room >= 8]
+    table = Table(*(Column(header[n], no_wrap=True) for n in kept), box=box.SIMPLE_HEAD)
     for row in rows:
-        cells = zip(header, row, strict=True)
+        cells = ((header[n], row[n]) for n in kept)
         table.add_row(*(escape(c[:room] if n == "source" else c) for n, c in cells))
     return table
 

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kbjax import dtypes, errors, expr, handle, index, ops, signatures
 from kbjax.aliases import Aliases
+from kbjax.allocator import Level
 from kbjax.emitter import python_scalar
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import CopyCmd, LoadCmd, Scalar, StoreCmd
 from kbjax.recorder import Recorder, RolledRange
-from kbjax.site import Site
+from kbjax.site import ScopeLine, Site
 
 
 @dataclass
 class _ScopeGuard:
-    """What `with tl.scratch_scope():` enters."""
+    """What `with tl.scratch_scope():` enters. `opened` are its open scopes; one guard
+    may be entered again."""
 
     recorder: Recorder
-    name: str
-    site: Site
+    line: ScopeLine
+    opened: list[Level] = field(default_factory=list)
 
     def __enter__(self) -> None:
-        self.recorder.open_scope(self.name, self.site)
+        self.opened.append(self.recorder.open_scope(self.line))
 
     def __exit__(
         self,
@@ -40,7 +42,7 @@ class _ScopeGuard:
         trace: TracebackType | None,
     ) -> None:
         del kind, error, trace
-        self.recorder.close_scope(self.name, self.site)
+        self.recorder.close_scope(self.opened.pop() if self.opened else None)
 
 
 class TLContext(Aliases):
@@ -203,7 +205,8 @@ class TLContext(Aliases):
 
     def scratch_scope(self, name: str = "") -> _ScopeGuard:
         """``with tl.scratch_scope():`` rewinds the cursor at its end (ADR-0063, D1)."""
-        return _ScopeGuard(self._recorder, str(name), self._recorder.enter_call())
+        site = self._recorder.enter_call()
+        return _ScopeGuard(self._recorder, ScopeLine(str(name), site))
 
     # --- matrices, shapes, types -----------------------------------------------------
 
@@ -261,7 +264,7 @@ class TLContext(Aliases):
                     got=repr(end),
                     allowed="Python and symbolic integers",
                 )
-            ends.append(self._recorder.use_index(value, site))
+            ends.append(value)
         stride = self._step(step, "tl.range", site)
         return RolledRange(self._recorder, ends[0], ends[1], stride)
 

@@ -42,11 +42,11 @@ class Use:
 @dataclass(frozen=True)
 class Level:
     """An open block: what it holds so far, and the loop whose body it is, if any, with
-    the body's first, complete recording."""
+    the body's first, complete recording, if there is one."""
 
     block: Sequence[Statement]
     loop: Var | None = None
-    body: Sequence[Statement] = ()
+    complete: Sequence[Statement] | None = None
 
 
 def reading(levels: Sequence[Level], ref: Ref) -> Use:
@@ -60,16 +60,19 @@ def reading(levels: Sequence[Level], ref: Ref) -> Use:
 
 
 def writes(levels: Sequence[Level], root: int) -> Iterator[Use]:
-    """Every write to the tile, also those of an open loop's earlier iterations."""
+    """Every write to the tile so far, also those of earlier iterations of the open
+    loops whose bodies are complete."""
     order: tuple[Expr, ...] = ()
+    loops: tuple[Var, ...] = ()
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
-        if level.loop is not None:  # its body is complete, and what it encloses
-            yield from _writes(level.body, root, (level.loop,), order)
+        if level.loop is not None:
+            loops = (*loops, level.loop)
+        if level.complete is not None:  # with all that it encloses
+            yield from _writes(level.complete, root, loops, order)
             return
-        yield from _writes(level.block, root, (), order)
-        here = expr.const(len(level.block))
+        yield from _writes(level.block, root, loops, order)
         into = expr.var(inner.loop) if inner is not None and inner.loop else expr.ZERO
-        order = (*order, here, into)
+        order = (*order, expr.const(len(level.block)), into)
 
 
 def _writes(
@@ -100,13 +103,17 @@ def is_covered(
         *(k for use in uses for _, k in use.ref.offset.terms),
         *(use.ref.offset.const for use in uses),
     )
+    exprs = [value for use in uses for value in (use.ref.offset, *use.order)]
+    trips = [loop.trip for use in uses for loop in use.loops]
+    instance = [expr.var(loop) for loop in made.loops]
+    if pe in expr.variables(*exprs, *trips):  # PEs write other bytes
+        instance.append(expr.var(pe))
     depth = max(len(use.order) for use in uses)
     owners, granules, orders, sources = [], [], [], []
     total = 0
     for source, use in enumerate(uses):
         padded = (*use.order, *(_LAST for _ in range(depth - len(use.order))))
-        owner = (expr.var(pe), *(expr.var(loop) for loop in made.loops))
-        table = Domain(use.loops).table(*owner, *padded, use.ref.offset)
+        table = Domain(use.loops).table(*instance, *padded, use.ref.offset)
         if table is None:
             return None
         columns = np.stack(table, axis=1)
@@ -116,15 +123,26 @@ def is_covered(
             return None
         columns = np.repeat(columns, count, axis=0)
         within = np.tile(np.arange(count), len(columns) // max(count, 1))
-        owners.append(columns[:, : len(owner)])
-        orders.append(columns[:, len(owner) : -1])
+        owners.append(columns[:, : len(instance)])
+        orders.append(columns[:, len(instance) : -1])
         granules.append(columns[:, -1] // unit + within)
         sources.append(np.full(len(columns), source == len(uses) - 1))
     reads = np.concatenate(sources)
     place = np.column_stack([np.concatenate(owners), np.concatenate(granules)])
-    _, byte = np.unique(place, axis=0, return_inverse=True)
-    _, when = np.unique(np.concatenate(orders), axis=0, return_inverse=True)
-    byte, when = byte.reshape(-1), when.reshape(-1)
+    byte, when = _ranks(place), _ranks(np.concatenate(orders))
     first = np.full(int(byte.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, byte[~reads], when[~reads])
     return bool((first[byte[reads]] < when[reads]).all())
+
+
+def _ranks(rows: np.ndarray) -> np.ndarray:
+    """The place of each row, (n, columns) of integers, in lexicographic order; equal
+    rows have equal places."""
+    low = rows.min(axis=0, initial=0)
+    spans = [int(one) for one in rows.max(axis=0, initial=0) - low + 1]
+    if math.prod(spans) < 1 << 62:
+        key = np.zeros(len(rows), np.int64)
+        for column, span in zip((rows - low).T, spans, strict=True):
+            key = key * span + column
+        return np.unique(key, return_inverse=True)[1].reshape(-1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)

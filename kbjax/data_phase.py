@@ -135,7 +135,8 @@ class _Replay:
         if self.fidelity == "exact":
             return Bytes(program, fresh.memory)
         kept = set(program.live_at_exit) if self.with_memory else set()
-        return Values(program, liveness.carried_roots(program, kept), fresh)
+        crossing = liveness.carried_roots(program, kept)
+        return Values(program, crossing, _in_parts(program), fresh)
 
     def _memory(self, tiles: Tiles) -> TcmState:
         """The final scratchpad."""
@@ -274,6 +275,19 @@ class _Replay:
             longest = jnp.max(trip) if trip.ndim else trip
             last = lax.fori_loop(0, longest, body, first)
         return resume(last)
+
+
+def _in_parts(program: Program) -> frozenset[int]:
+    """The roots that some command takes or writes in part."""
+    refs = [
+        ref
+        for command in walk(program.commands)
+        if not isinstance(command, Loop | Scope)
+        for ref in (*command.reads, command.writes)
+        if ref is not None
+    ]
+    whole = program.allocations
+    return frozenset(r.root for r in refs if r.nbytes != whole[r.root].nbytes)
 
 
 def _stored_slots(block: Block) -> Sequence[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from kbjax import errors, expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
-from kbjax.program import Block, HbmRef, LoadCmd, Loop, Program, Scope, StoreCmd
+from kbjax.program import HbmRef, LoadCmd, Program, StoreCmd, walk_in_loops
 
-_MOST_CELLS = 1 << 24  # of a grid
-_MOST_USES = 1 << 31  # uses times PEs: their squares are summed in int64
+_MOST_CELLS = 1 << 23  # of a grid
+_MOST_USES = 1 << 22  # ranges of elements, over all iterations and PEs
 
 
 def check_shared_outputs(program: Program) -> None:
@@ -34,8 +34,9 @@ def check_shared_outputs(program: Program) -> None:
     if program.num_pes == 1:
         return
     used: dict[int, list[_Access]] = {}
-    for access in _accesses(program.commands, ()):
-        used.setdefault(access.command.view.slot, []).append(access)
+    for item, loops in walk_in_loops(program.commands):
+        if isinstance(item, LoadCmd | StoreCmd):
+            used.setdefault(item.view.slot, []).append(_Access(item, loops))
     for slot, accesses in used.items():
         stores = [a for a in accesses if isinstance(a.command, StoreCmd)]
         spec = program.slots[slot]
@@ -46,7 +47,7 @@ def check_shared_outputs(program: Program) -> None:
             continue
         boxes = _enumerated(program.program_id, accesses, spec.shape)
         if boxes is None:
-            raise _undecided(accesses[0])
+            raise _undecided(stores[0])
         conflict = _conflict(boxes)
         if conflict is not None:
             raise _hazard(accesses, *conflict)
@@ -58,16 +59,6 @@ class _Access:
 
     command: LoadCmd | StoreCmd
     loops: tuple[Var, ...]
-
-
-def _accesses(block: Block, loops: tuple[Var, ...]) -> Iterator[_Access]:
-    for item in block:
-        if isinstance(item, Loop):
-            yield from _accesses(item.body, (*loops, item.index))
-        elif isinstance(item, Scope):
-            yield from _accesses(item.body, loops)
-        elif isinstance(item, LoadCmd | StoreCmd):
-            yield _Access(item, loops)
 
 
 def _in_stripes(program: Program, views: Sequence[HbmRef], axis: int) -> bool:
@@ -111,6 +102,7 @@ def _enumerated(
     """Every use in every iteration that runs, on every PE; None where there are too
     many."""
     parts = []
+    total = 0
     for number, access in enumerate(accesses):
         spans = access.command.view.spans
         ends: list[Expr] = []
@@ -119,6 +111,9 @@ def _enumerated(
             ends += [span.start, _plus(span.start, span.size), low, high]
         table = Domain(access.loops).table(expr.var(pe), *ends)
         if table is None:
+            return None
+        total += len(table[0])
+        if total > _MOST_USES:
             return None
         columns = np.stack(table[1:], axis=1).reshape(-1, len(spans), 4)
         low = np.maximum(np.maximum(columns[..., 0], columns[..., 2]), 0)
@@ -139,9 +134,7 @@ def _enumerated(
         len(np.unique(np.concatenate([boxes.low[:, a], boxes.high[:, a]])))
         for a in range(len(shape))
     )
-    if cells > _MOST_CELLS or len(boxes.pe) * pe.trip.const > _MOST_USES:
-        return None
-    return boxes
+    return None if cells > _MOST_CELLS else boxes
 
 
 def _plus(value: Expr, n: int) -> Expr:
@@ -160,21 +153,27 @@ def _conflict(boxes: _Boxes) -> tuple[_Boxes, _Boxes] | None:
     cuts = [np.unique(np.concatenate([boxes.low[:, a], boxes.high[:, a]]))
             for a in range(rank)]  # fmt: skip
     size = [len(cut) for cut in cuts]
-    sums = np.zeros((4, *size), np.int64)  # stores, uses, PEs, squared PEs
-    weights = np.stack(
-        [boxes.stores.astype(np.int64), np.ones_like(boxes.pe), boxes.pe, boxes.pe**2]
-    )
+    weights = (boxes.stores, np.ones(len(boxes.pe)), boxes.pe, boxes.pe**2)
+    sums = np.zeros((len(weights), math.prod(size)))  # whole numbers below 2**53
     for corner in itertools.product((0, 1), repeat=rank):
-        at = tuple(
-            np.searchsorted(cuts[a], (boxes.high if up else boxes.low)[:, a])
-            for a, up in enumerate(corner)
+        at = np.ravel_multi_index(
+            tuple(
+                np.searchsorted(cuts[a], (boxes.high if up else boxes.low)[:, a])
+                for a, up in enumerate(corner)
+            ),
+            size,
         )
+        sign = -1.0 if sum(corner) % 2 else 1.0
         for total, weight in zip(sums, weights, strict=True):
-            np.add.at(total, at, weight if sum(corner) % 2 == 0 else -weight)
+            total += sign * np.bincount(at, weight, minlength=len(total))
+    grid = sums.reshape(len(weights), *size)
     for axis in range(1, rank + 1):
-        np.cumsum(sums, axis=axis, out=sums)
-    stores, uses, first, second = sums
-    wrong = (stores > 0) & (uses * second != first * first)
+        np.cumsum(grid, axis=axis, out=grid)
+    stores, uses, first, second = grid
+    # One PE alone: sums of `uses` equal numbers, and of their squares.
+    owner = np.rint(first / np.maximum(uses, 1))
+    alone = (owner * uses == first) & (owner * owner * uses == second)
+    wrong = (stores > 0) & ~alone
     if not wrong.any():
         return None
     cell = np.unravel_index(int(np.argmax(wrong)), wrong.shape)

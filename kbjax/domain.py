@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -86,7 +87,9 @@ class Domain:
 
     def counts(self, by: Var) -> np.ndarray | None:
         """How many iterations run for each value of `by` (a program id): (by.trip,)
-        int64, or None where there are too many to enumerate."""
+        int64, or None where there are too many to enumerate or to count."""
+        if math.prod(max(bounds(loop.trip)[1], 1) for loop in self.loops) >= 1 << 62:
+            return None
         needed = variables(expr_var(by), *(loop.trip for loop in self.loops))
         points = self._points(needed)
         if points is None:

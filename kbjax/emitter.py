@@ -249,10 +249,11 @@ class Emitter:
     ) -> TensorHandle:
         made, lease = self._recorder.arena.allocate(op, shape, dtype, site)
         ref = Ref(made.uid, expr.ZERO, shape, dtype)
-        return TensorHandle(self, made, ref, op, lease)
+        return TensorHandle(self, made, ref, op, lease, made.loops)
 
     def _alias(self, x: TensorHandle, ref: Ref, made_by: str) -> TensorHandle:
-        return TensorHandle(self, x.allocation, ref, made_by, x.lease)
+        loops = self._recorder.domain.loops
+        return TensorHandle(self, x.allocation, ref, made_by, x.lease, loops)
 
     def _emit(self, command: Command) -> None:
         if command.writes is not None:
@@ -263,7 +264,7 @@ class Emitter:
         arena = self._recorder.arena
         return {
             "site": site,
-            "scope_depth": arena.scope_depth,
+            "scope_depth": arena.innermost.scope_depth,
             "cursor_bytes": arena.cursor,
         }
 

@@ -25,6 +25,11 @@ class Var:
     name: str
     trip: Expr
 
+    @property
+    def is_pe(self) -> bool:
+        """Whether it is the program id, whose uid is 0."""
+        return self.uid == 0
+
     def __str__(self) -> str:
         return self.name
 

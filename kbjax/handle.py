@@ -12,7 +12,7 @@ import numpy as np
 from kbjax import domain, errors, expr, index
 from kbjax.allocator import Lease
 from kbjax.dtypes import Shape, type_text
-from kbjax.expr import Expr
+from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation
 from kbjax.index import Index
 from kbjax.program import HbmRef, Ref, Span, TensorSpec
@@ -63,15 +63,22 @@ class TensorHandle:
     Arithmetic operators are those of the op table, by way of `tl`.
     """
 
-    __slots__ = ("_context", "allocation", "lease", "made_by", "ref")
+    __slots__ = ("_context", "allocation", "lease", "loops", "made_by", "ref")
     __hash__ = object.__hash__
     space = "tcm"
 
     def __init__(
-        self, context: Any, allocation: Allocation, ref: Ref, made_by: str, lease: Lease
+        self,
+        context: Any,
+        allocation: Allocation,
+        ref: Ref,
+        made_by: str,
+        lease: Lease,
+        loops: tuple[Var, ...],
     ) -> None:
+        """`loops`: those whose bodies this handle, perhaps an alias, was made in."""
         self._context, self.allocation, self.ref = context, allocation, ref
-        self.made_by, self.lease = made_by, lease
+        self.made_by, self.lease, self.loops = made_by, lease, loops
 
     @property
     def site(self) -> Site:

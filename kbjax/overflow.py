@@ -4,11 +4,12 @@ it is still needed, and what would help. Sizes in bytes."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kbjax.site import Site
+from kbjax.site import ScopeLine, Site
 
 _MOST_GROUPS = 8  # kernel lines that a message lists
 
@@ -21,8 +22,9 @@ class LiveGroup:
       site, op, tile: the line, the op and the type (``float32[8,128]``).
       count: how many.
       nbytes: what they hold together, padding included.
-      usable: how many of them the kernel may still use; nothing can reach the others.
-      scope: the innermost scope around them, as text, or "".
+      usable: at most how many of them the kernel may still use; nothing can reach the
+        others.
+      scope: the innermost scope around them.
     """
 
     site: Site
@@ -31,7 +33,7 @@ class LiveGroup:
     count: int
     nbytes: int
     usable: int
-    scope: str
+    scope: ScopeLine | None
 
     @property
     def each_bytes(self) -> int:
@@ -44,19 +46,18 @@ class LiveGroup:
     def __str__(self) -> str:
         where = f"in scope {self.scope}" if self.scope else "outside any scope"
         dead = self.count - self.usable
-        shown = f", {dead} out of reach" if dead else ""
+        shown = f", {dead:,} out of reach" if dead else ""
         return (
-            f"{self.count} x {self.each_bytes:,} B from {self.site} ({self.op} "
+            f"{self.count:,} x {self.each_bytes:,} B from {self.site} ({self.op} "
             f"{self.tile}, {where}{shown})"
         )
 
 
 @dataclass(frozen=True)
 class OpenScope:
-    """A scope that was open at the overflow, as text; its end gives `held_bytes`
-    back."""
+    """A scope that was open at the overflow; its end gives `held_bytes` back."""
 
-    scope: str
+    scope: ScopeLine
     held_bytes: int
 
     def __str__(self) -> str:
@@ -66,16 +67,17 @@ class OpenScope:
 @dataclass(frozen=True)
 class LoopStep:
     """A rolled loop around the overflow: the iteration, from 0, and how much higher
-    each iteration leaves the cursor."""
+    each iteration leaves the cursor (None where its body has not been recorded)."""
 
     site: Site
     iteration: int
-    growth_bytes: int = 0
+    growth_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """The event. `kernel` is the kernel's name; `loops` and `scopes` are outermost
+    """The event. It is `proven`, or safe where there are too many iterations to
+    enumerate. `kernel` is the kernel's name; `loops` and `scopes` are outermost
     first; `live` holds the groups of tiles in the order in which they were made; `nth`
     counts this line's allocations that hold scratch, from 1."""
 
@@ -84,7 +86,10 @@ class Overflow:
     aligned_bytes: int
     cursor_bytes: int
     budget_bytes: int
+    align_bytes: int = 16
+    proven: bool = True
     kernel: str = ""
+    pe: int | None = None
     shape: tuple[int, ...] = ()
     dtype: str = ""
     nth: int = 1
@@ -102,7 +107,7 @@ class Overflow:
 
     @property
     def live_bytes(self) -> int:
-        """What the kernel may still use, and this tile."""
+        """At most what the kernel may still use, and this tile."""
         return sum(group.usable_bytes for group in self.live) + self.aligned_bytes
 
     @property
@@ -116,12 +121,11 @@ class Overflow:
 
     @property
     def fitting_shape(self) -> tuple[int, ...] | None:
-        """This tile with as many rows as fit: in what is free where something is held
-        that is still needed, or in the whole budget where no scope could help."""
+        """This tile with as many rows as fit in what is not needed by others."""
         if not self.shape:
             return None
-        alone = self.aligned_bytes > self.budget_bytes
-        room = self.budget_bytes if alone else self.free_bytes + self.dead_bytes
+        room = self.free_bytes + self.dead_bytes
+        room -= room % self.align_bytes
         rows = max(room, 0) // (self.requested_bytes // self.shape[0])
         return (rows, *self.shape[1:]) if 0 < rows < self.shape[0] else None
 
@@ -135,21 +139,30 @@ class Overflow:
         }
 
 
-def message(o: Overflow, site: Site | None) -> str:
-    """The whole text but for the remedy; one line a question."""
+def headline(o: Overflow, site: Site | None) -> str:
+    """What was asked, where, and what was free."""
     at = f" at {site}" if site else ""
     at += f" of kernel {o.kernel}" if o.kernel else ""
-    at += "".join(
-        f" in iteration {loop.iteration} of the loop at {loop.site}" for loop in o.loops
-    )
-    nth = f", number {o.nth} of this line," if o.nth > 1 and not o.loops else ""
-    tile = f"{o.dtype}[{','.join(map(str, o.shape))}]" if o.shape else "a slice"
-    padding = o.aligned_bytes - o.requested_bytes
-    lines = [
-        f"TLContext scratch overflow: {o.op}{at} asks for {o.requested_bytes:,} B "
-        f"(+{padding} B padding) for {tile}{nth} at cursor {o.cursor_bytes:,} B, with "
-        f"{max(o.free_bytes, 0):,} B free of a budget of {size_text(o.budget_bytes)}."
+    at += f" on PE {o.pe}" if o.pe is not None else ""
+    steps = [
+        f"iteration {loop.iteration} of the loop at {loop.site}" for loop in o.loops
     ]
+    at += f" in {', '.join(steps)}," if steps else ""
+    tile = f"{o.dtype}[{','.join(map(str, o.shape))}]" if o.shape else "a slice"
+    nth = f", number {o.nth} of this line," if o.nth > 1 and not o.loops else ""
+    padding = o.aligned_bytes - o.requested_bytes
+    known = "" if o.proven else " (a bound: too many iterations to enumerate)"
+    free = max(o.free_bytes, 0)
+    return (
+        f"TLContext scratch overflow: {o.op}{at} asks for {o.requested_bytes:,} B "
+        f"(+{padding} B padding) for {tile}{nth} at cursor {o.cursor_bytes:,} B"
+        f"{known}, with {free:,} B free of a budget of {size_text(o.budget_bytes)}."
+    )
+
+
+def message(o: Overflow, site: Site | None) -> str:
+    """The whole text but for the remedy; one line a question."""
+    lines = [headline(o, site)]
     if o.scopes:
         lines.append(f"Open scopes: {'; '.join(map(str, o.scopes))}.")
     if o.live:
@@ -160,12 +173,13 @@ def message(o: Overflow, site: Site | None) -> str:
         if rest:
             others = sum(group.nbytes for group in rest)
             lines.append(f"  {others:,} B from {len(rest)} more")
-        largest = sorted(o.live, key=lambda group: -group.each_bytes)[:3]
+        live = [group for group in groups if group.usable]
+        largest = sorted(live, key=lambda group: -group.each_bytes)[:3]
         shown = "; ".join(f"{g.tile} {g.each_bytes:,} B ({g.site})" for g in largest)
-        lines.append(f"Largest live: {shown}.")
+        lines += [f"Largest live: {shown}."] if shown else []
         verdict = "would fit" if o.live_set_fits else "would not fit either"
         lines.append(
-            f"The live set alone, what can still be used and this tile, is "
+            f"The live set alone, what can still be used and this tile, is at most "
             f"{o.live_bytes:,} B: it {verdict}."
         )
     return "\n".join(lines)
@@ -176,18 +190,18 @@ def remedy(o: Overflow) -> str:
     tile fits."""
     if o.aligned_bytes > o.budget_bytes:
         return f"No scope can help: take a smaller tile{_fitting(o)}, or {_raised(o)}"
-    growing = [loop for loop in o.loops if loop.iteration and loop.growth_bytes]
-    if growing:
-        loop = growing[0]
-        return (
-            f"Put the body of the loop at {loop.site} inside `with "
-            f"tl.scratch_scope():`: it gives back {loop.growth_bytes:,} B an "
-            f"iteration, {loop.growth_bytes * loop.iteration:,} B until here; keep "
-            "running state in tiles made before the loop, with tl.copy_to"
-        )
+    for loop in o.loops:
+        growth = loop.growth_bytes or 0
+        if loop.iteration and growth:
+            return (
+                f"Put the body of the loop at {loop.site} inside `with "
+                f"tl.scratch_scope():`: it gives back {growth:,} B an iteration, "
+                f"{growth * loop.iteration:,} B until here; keep running state in "
+                "tiles made before the loop, with tl.copy_to"
+            )
     if o.dead_bytes:
         dead = max(o.live, key=lambda group: group.nbytes - group.usable_bytes)
-        nested = f", nested in scope {o.scopes[-1].scope}" if o.scopes else ""
+        nested = f", nested in scope {dead.scope}" if dead.scope else ""
         rest = "" if o.live_set_fits else f"; then take a smaller tile{_fitting(o)}"
         return (
             f"Put the work of one tile, {dead.site} among it, inside `with "
@@ -211,8 +225,8 @@ def _fitting(o: Overflow) -> str:
 
 
 def _raised(o: Overflow) -> str:
-    needed = max(o.live_bytes, o.cursor_bytes + o.aligned_bytes)
-    return f"raise kernel_scratch_mb to {needed / 2**20:.3g} or more"
+    needed = (o.cursor_bytes + o.aligned_bytes) / 2**20
+    return f"raise kernel_scratch_mb to {math.ceil(needed * 1000) / 1000:g} or more"
 
 
 def size_text(nbytes: int) -> str:

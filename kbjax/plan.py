@@ -7,18 +7,18 @@ import dataclasses
 import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from kbjax import footprint, ops
 from kbjax.domain import Domain
+from kbjax.errors import ScratchOverflowError
 from kbjax.expr import Var
-from kbjax.footprint import Allocation, Event, Held, LoopTrace, ScopeTrace
+from kbjax.footprint import Allocation, Event, LoopTrace, Moment, ScopeTrace
 from kbjax.overflow import size_text
 from kbjax.program import OpCmd, Program
-from kbjax.site import Site
-from kbjax.sizes import Candidate, largest_fitting
+from kbjax.site import ScopeLine, Site
+from kbjax.sizes import Candidate
 
 SCHEMA_VERSION = 1
 TIGHT = 0.95  # of the budget, from where a plan is marked
@@ -40,7 +40,7 @@ class Buffer:
       op, tile: what made it, and its type (``float32[8,128]``).
       count: how many of them.
       nbytes: all of them, padding included.
-      scope: the innermost scope around them, as text, or "" where they are persistent.
+      scope: the innermost scope around them; None where they are persistent.
       site, source: the kernel line.
     """
 
@@ -48,7 +48,7 @@ class Buffer:
     tile: str
     count: int
     nbytes: int
-    scope: str
+    scope: ScopeLine | None
     site: Site
     source: str
 
@@ -61,15 +61,15 @@ class ScopeUse:
       entered: how often, on the PE that enters it most.
       high_water_bytes: the most that it took above its save point, in any entry.
       live_at_exit_bytes: the most that it gave back at its end.
-      allocated_bytes: what was allocated in it, over all entries on one PE.
+      allocated_bytes: what was allocated in it, over all entries on one PE. None, as
+        `entered`, where there are too many iterations to count.
     """
 
-    name: str
+    scope: ScopeLine
     entered: int | None
     high_water_bytes: int
     live_at_exit_bytes: int
     allocated_bytes: int | None
-    site: Site
     source: str
 
 
@@ -85,7 +85,7 @@ class Plan:
       op_temporaries: op -> what it computes inside, none of which takes scratch: one
         call, one slice (DESIGN, section 4).
       candidates: other sizes of the kernel's options.
-      overflow: where the budget is passed first and what would help, or "".
+      overflow: the error that recording within the budget ends in, if any.
     """
 
     kernel: str
@@ -97,7 +97,7 @@ class Plan:
     persistent_bytes: int
     op_temporaries: dict[str, str]
     candidates: tuple[Candidate, ...] = ()
-    overflow: str = ""
+    overflow: ScratchOverflowError | None = None
 
     @property
     def fits(self) -> bool:
@@ -111,16 +111,24 @@ class Plan:
     @property
     def verdict(self) -> str:
         """``fits``, ``tight`` (from 95% of the budget) or ``does not fit``."""
-        if not self.fits:
-            return "does not fit"
-        return "tight" if self.utilisation >= TIGHT else "fits"
+        return verdict(self.peak_scratch_bytes, self.budget_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, with `schema_version`; sites as ``{"file", "line"}``."""
-        fields = dataclasses.asdict(self)
-        for candidate, shown in zip(self.candidates, fields["candidates"], strict=True):
-            largest = largest_fitting(self.candidates, candidate.option)
-            shown |= {"fits": candidate.fits, "largest_fitting": candidate is largest}
+        fields = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
+        fields["buffers"] = [dataclasses.asdict(one) for one in self.buffers]
+        fields["scopes"] = [dataclasses.asdict(one) for one in self.scopes]
+        fields["candidates"] = [
+            {
+                **dataclasses.asdict(one),
+                "verdict": self._verdict_of(one),
+                "largest_fitting": one is self.largest_fitting(one.option),
+            }
+            for one in self.candidates
+        ]
+        fields["overflow"] = self.overflow.to_dict() if self.overflow else None
         return {
             "schema_version": SCHEMA_VERSION,
             **fields,
@@ -129,6 +137,20 @@ class Plan:
             "verdict": self.verdict,
             "op_temporaries_bytes": 0,
         }
+
+    def largest_fitting(self, option: str) -> Candidate | None:
+        """The candidate with the option's largest value among those that fit."""
+        fitting = [
+            one
+            for one in self.candidates
+            if one.option == option and one.fits(self.budget_bytes)
+        ]
+        return max(fitting, key=lambda one: one.value, default=None)
+
+    def _verdict_of(self, one: Candidate) -> str:
+        if one.peak_scratch_bytes is None:
+            return "refused"
+        return verdict(one.peak_scratch_bytes, self.budget_bytes)
 
     # --- for people ------------------------------------------------------------------
 
@@ -140,9 +162,10 @@ class Plan:
 
     def notes(self) -> list[str]:
         """What the tables leave unsaid."""
+        told = str(self.overflow) if self.overflow else ""
         inside = "; ".join(f"{op}'s {what}" for op, what in self.op_temporaries.items())
         return [
-            *([self.overflow] if self.overflow else []),
+            *([f"{told.splitlines()[0]} {told.splitlines()[-1]}"] if told else []),
             *([f"Peak: {self.peak_at}."] if self.peak_at else []),
             f"Persistent, outside any scope: {self.persistent_bytes:,} B.",
             "Temporaries inside ops take no scratch: one call, one slice"
@@ -158,7 +181,7 @@ class Plan:
         for option in dict.fromkeys(c.option for c in self.candidates):
             yield self._size_table(option)
 
-    def _buffer_table(self, scope: str) -> Table:
+    def _buffer_table(self, scope: ScopeLine | None) -> Table:
         buffers = [b for b in self.buffers if b.scope == scope]
         rows = [
             (f"{b.nbytes:,}", f"{b.count:,}", f"{b.op} {b.tile}", str(b.site), b.source)
@@ -172,7 +195,7 @@ class Plan:
     def _scope_table(self) -> Table:
         rows = [
             (
-                footprint.scope_text(s.name, s.site),
+                str(s.scope),
                 _counted(s.entered),
                 f"{s.high_water_bytes:,}",
                 f"{s.live_at_exit_bytes:,}",
@@ -184,19 +207,19 @@ class Plan:
         return Table("scopes, bytes above their save points", header, rows)
 
     def _size_table(self, option: str) -> Table:
-        largest = largest_fitting(self.candidates, option)
+        largest = self.largest_fitting(option)
         rows = []
-        for c in self.candidates:
-            if c.option != option:
+        for one in self.candidates:
+            if one.option != option:
                 continue
-            peak = used = ""
-            if c.peak_scratch_bytes is not None:
-                peak = f"{c.peak_scratch_bytes:,}"
-                used = f"{c.peak_scratch_bytes / self.budget_bytes:.1%}"
-            marks = ["largest that fits"] if c is largest else []
-            marks += ["this plan"] if c.current else []
-            marks += [c.reason] if c.reason else []
-            rows.append((f"{c.value:,}", peak, used, ", ".join(marks)))
+            peak, used = one.reason, ""
+            if one.peak_scratch_bytes is not None:
+                peak = f"{one.peak_scratch_bytes:,}"
+                used = f"{one.peak_scratch_bytes / self.budget_bytes:.1%}"
+            marks = [self._verdict_of(one)]
+            marks += ["the largest that does"] if one is largest else []
+            marks += ["this plan"] if one.current else []
+            rows.append((f"{one.value:,}", peak, used, ", ".join(marks)))
         return Table(
             f"sizes of {option}", (option, "peak bytes", "of budget", ""), rows
         )
@@ -213,6 +236,13 @@ class Plan:
         return "\n".join(lines)
 
 
+def verdict(peak_bytes: int, budget_bytes: int) -> str:
+    """What a peak is to a budget."""
+    if peak_bytes > budget_bytes:
+        return "does not fit"
+    return "tight" if peak_bytes >= TIGHT * budget_bytes else "fits"
+
+
 def _counted(value: int | None) -> str:
     return "too many to count" if value is None else f"{value:,}"
 
@@ -227,12 +257,11 @@ def of(program: Program, budget_bytes: int) -> Plan:
     peak_at = ""
     if peak:
         top = footprint.moment(events, peak - 1)
-        sites = {loop.index: loop.site for loop in _nodes(events, LoopTrace)}
-        peak_at = f"{top.made.op} at {top.made.site}" + "".join(
-            f" in iteration {i} of the loop at {sites[loop]}"
-            for loop, i in top.iterations.items()
+        peak_at = _place(events, top)
+        buffers = tuple(
+            Buffer(g.op, g.tile, g.count, g.nbytes, g.scope, g.site, _source(g.site))
+            for g in footprint.grouped(top.holding)
         )
-        buffers = _buffers(top.holding)
     used = {item.op for item in program.walk() if isinstance(item, OpCmd)}
     return Plan(
         kernel=program.name,
@@ -250,25 +279,17 @@ def of(program: Program, budget_bytes: int) -> Plan:
     )
 
 
-def _nodes(events: Sequence[Event], kind: type) -> Iterator[Any]:
-    for event in events:
-        if isinstance(event, kind):
-            yield event
-        if not isinstance(event, Allocation):
-            yield from _nodes(event.events, kind)
-
-
-def _buffers(held: Sequence[Held]) -> tuple[Buffer, ...]:
-    """By kernel line, op, type and scope; in the order in which they were made."""
-    groups: dict[tuple[Site, str, str, str], tuple[int, int]] = {}
-    for one in held:
-        key = (one.made.site, one.made.op, one.made.tile, one.scope)
-        count, nbytes = groups.get(key, (0, 0))
-        groups[key] = (count + one.count, nbytes + one.nbytes)
-    return tuple(
-        Buffer(op, tile, count, nbytes, scope, site, _source(site))
-        for (site, op, tile, scope), (count, nbytes) in groups.items()
-    )
+def _place(events: Sequence[Event], top: Moment) -> str:
+    """``add at k.py:9 in iteration 0 of the loop at k.py:5``."""
+    loops = [e for e, _ in footprint.walk(events) if isinstance(e, LoopTrace)]
+    sites = {loop.index: loop.site for loop in loops}
+    steps = [
+        f"iteration {top.iterations.get(loop, 0)} of the loop at {sites[loop]}"
+        for loop in top.made.loops
+    ]
+    pe = [f"PE {n}" for var, n in top.iterations.items() if var.is_pe]
+    where = ", ".join([*pe, *steps])
+    return f"{top.made.op} at {top.made.site}" + (f" in {where}" if where else "")
 
 
 def _source(site: Site) -> str:
@@ -277,59 +298,51 @@ def _source(site: Site) -> str:
 
 def _scopes(events: Sequence[Event], pe: Var) -> tuple[ScopeUse, ...]:
     """One row a `with` line, in the order in which they are entered first."""
-    counted: dict[tuple[Var, ...], np.ndarray | None] = {}
+    counted: dict[tuple[Var, ...], list[int] | None] = {}
 
-    def runs(loops: tuple[Var, ...]) -> np.ndarray | None:
-        """How often what lies in the loops runs, (PEs,)."""
+    def runs(loops: tuple[Var, ...]) -> list[int] | None:
+        """How often what lies in the loops runs, on each PE."""
         if loops not in counted:
-            counted[loops] = Domain(loops).counts(pe)
+            found = Domain(loops).counts(pe)
+            counted[loops] = None if found is None else [int(n) for n in found]
         return counted[loops]
 
-    found: dict[tuple[str, Site], list[tuple[ScopeTrace, tuple[Var, ...]]]] = {}
-    for scope, loops in _scopes_in(events, ()):
-        found.setdefault((scope.name, scope.site), []).append((scope, loops))
+    found: dict[ScopeLine, list[tuple[ScopeTrace, tuple[Var, ...]]]] = {}
+    for scope, loops in footprint.walk(events):
+        if isinstance(scope, ScopeTrace):
+            found.setdefault(scope.line, []).append((scope, loops))
     rows = []
-    for (name, site), members in found.items():
+    for line, members in found.items():
         inside = [
             (made.aligned_bytes, runs(made.loops))
             for scope, _ in members
-            for made in _nodes(scope.events, Allocation)
+            for made, _ in footprint.walk(scope.events)
+            if isinstance(made, Allocation)
         ]
         rows.append(
             ScopeUse(
-                name=name,
+                scope=line,
                 entered=_most([(1, runs(loops)) for _, loops in members]),
                 high_water_bytes=max(
-                    footprint.highest(scope) - scope.mark_bytes for scope, _ in members
+                    max(scope.highest_bytes - scope.mark_bytes, 0)
+                    for scope, _ in members
                 ),
                 live_at_exit_bytes=max(
                     sum(held.nbytes for held in footprint.left_by(scope.events))
                     for scope, _ in members
                 ),
                 allocated_bytes=_most(inside),
-                site=site,
-                source=_source(site),
+                source=_source(line.site),
             )
         )
     return tuple(rows)
 
 
-def _scopes_in(
-    events: Sequence[Event], loops: tuple[Var, ...]
-) -> Iterator[tuple[ScopeTrace, tuple[Var, ...]]]:
-    for event in events:
-        if isinstance(event, ScopeTrace):
-            yield event, loops
-            yield from _scopes_in(event.events, loops)
-        elif isinstance(event, LoopTrace):
-            yield from _scopes_in(event.events, (*loops, event.index))
-
-
-def _most(terms: Sequence[tuple[int, np.ndarray | None]]) -> int | None:
+def _most(terms: Sequence[tuple[int, list[int] | None]]) -> int | None:
     """The largest entry of the weighted sum, one entry a PE."""
-    total = np.zeros(1, np.int64)
+    total = [0]
     for weight, runs in terms:
         if runs is None:
             return None
-        total = total + weight * runs
-    return int(total.max())
+        total = [n + weight * m for n, m in zip_longest(total, runs, fillvalue=0)]
+    return max(total)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from kbjax import expr
+from kbjax import expr, footprint
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation, Event
@@ -263,8 +264,6 @@ class Program:
       output_slots: the slot of each output.
       allocations: every slice of scratch, by uid.
       footprint: what took scratch, as a tree of allocations, scopes and loops.
-      growth_bytes: what each rolled loop adds to the cursor an iteration.
-      peak_scratch: bytes, exact over all iterations.
       exit_cursor_bytes: the cursor at the kernel's end.
       live_at_exit: uids of the allocations whose handles are alive then.
       needs_exact: True where the scope contract is not promised (`checks`), so that
@@ -281,11 +280,20 @@ class Program:
     commands: Block
     allocations: Mapping[int, Allocation]
     footprint: tuple[Event, ...]
-    growth_bytes: Mapping[Var, int]
-    peak_scratch: int
     exit_cursor_bytes: int
     live_at_exit: tuple[int, ...]
     needs_exact: bool = False
+
+    @cached_property
+    def growth_bytes(self) -> Mapping[Var, int]:
+        """What each rolled loop adds to the cursor an iteration."""
+        return footprint.growths(self.footprint)
+
+    @cached_property
+    def peak_scratch(self) -> int:
+        """The highest cursor over all iterations, in bytes: exact, or safe where there
+        are too many iterations to enumerate."""
+        return footprint.highest(self.footprint)
 
     def offset(self, ref: Ref) -> Expr:
         """Bytes from the start of the scratch region, affine in the loop indices."""
@@ -337,6 +345,18 @@ class Program:
         at = f"{where.const:#x}" if where.is_const else str(where)
         kind = type_text(out.shape, out.dtype)
         return f"  {kind} @ {at}, depth {command.scope_depth}"
+
+
+def walk_in_loops(
+    block: Block, loops: tuple[Var, ...] = ()
+) -> Iterator[tuple[Statement, tuple[Var, ...]]]:
+    """Every statement once, with the loops around it."""
+    for item in block:
+        yield item, loops
+        if isinstance(item, Loop):
+            yield from walk_in_loops(item.body, (*loops, item.index))
+        elif isinstance(item, Scope):
+            yield from walk_in_loops(item.body, loops)
 
 
 def walk(block: Block) -> Iterator[Statement]:

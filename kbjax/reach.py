@@ -3,155 +3,300 @@ helpers that it is in, the globals that they use, and from there attributes, con
 closure cells, default arguments and iterators.
 
 kbjax's own objects, and those of array libraries, change for reasons of their own and
-are not followed. What hides behind C code (a queue's lock, a file) is not seen.
+are not followed. What hides behind C code (a queue's lock, a file) is not seen, nor
+arrays above 16 MiB, nor what lies beyond `_MOST` values; of the latter the caller is
+told.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
+import contextvars
+import datetime
+import decimal
+import enum
+import fractions
 import functools
+import inspect
 import itertools
 import sys
 import types
+import warnings
+import zlib
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
 from kbjax.site import is_internal
 
-_DEEPEST = 6  # steps followed from a variable
+_DEEPEST = 12  # steps followed from a variable
 _MOST_PARTS = 256  # of one container
-_MOST = 4096  # values in all
-_LARGEST_BYTES = 1 << 16  # of an array that counters may live in
-_LIBRARIES = ("kbjax", "jax", "jaxlib", "numpy", "torch", "typing")
-COUNTERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-Named = tuple[str, object]
+_WHOLE = 16  # elements above which a container of plain values is one value
+_MOST = 20_000  # values in all
+_LARGEST_BYTES = 1 << 24  # of an array that counters may live in
+_LIBRARIES = (
+    "kbjax", "jax", "jaxlib", "numpy", "torch", "typing", "logging", "pytest",
+    "_pytest",
+)  # fmt: skip
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), np.generic, range, bytearray,
+    array.array, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time,
+    datetime.timedelta,
+)  # fmt: skip
 
 
-def values(frame: FrameType | None) -> Iterator[Named]:
-    """(name, value) of all that the frame's variables lead to, the innermost frame
-    first; outwards to the last frame that is not kbjax's own."""
-    seen: set[int] = set()
-    budget = itertools.count()
+def is_a(value: Any, kinds: Any) -> bool:
+    """`isinstance`, which does not ask the value."""
+    kinds = kinds if type(kinds) is tuple else (kinds,)
+    return any(issubclass(type(value), kind) for kind in kinds)
+
+
+class Reached(NamedTuple):
+    """A value. `key` tells it apart from others of the same `name`, which is how the
+    kernel spells it."""
+
+    key: str
+    name: str
+    value: Any
+
+
+def values(frame: FrameType | None) -> Iterator[Reached]:
+    """All that the frame's variables lead to, the innermost frame first; outwards to
+    the last frame that is not kbjax's own, and then the globals that they use.
+
+    Warns:
+      UserWarning: where there is more than is followed.
+    """
+    search, frames = _Search(), []
     while frame is not None and not is_internal(frame.f_code.co_filename):
-        roots = itertools.chain(
-            frame.f_locals.items(), _globals(frame.f_code, frame.f_globals)
-        )
-        for name, value in roots:
-            for found in _reached(name, value, _DEEPEST, seen):
-                if next(budget) > _MOST:
-                    return
-                yield found
+        frames.append(frame)
         frame = frame.f_back
+    for number_, one in enumerate(frames):
+        yield from search.roots(f"{number_}:", one.f_locals.items())
+    for one in frames:
+        named = _globals(one.f_code, one.f_globals)
+        yield from search.roots("global:", named)
 
 
-def number(value: object) -> object | None:
+def number(value: Any) -> object | None:
     """What can be counted with, in a form that compares; None where it is nothing of
-    the kind."""
-    if isinstance(value, COUNTERS):
-        return repr(value)
-    if isinstance(value, Index | itertools.count):
+    the kind, or does not let itself be looked at."""
+    try:
+        return _number(value)
+    except Exception:  # a user's own __repr__, say: it is his, and not our concern
+        return None
+
+
+def text(value: Any) -> str:
+    """A value in a message."""
+    try:
+        return "an array" if is_a(value, np.ndarray) else str(value)
+    except Exception:  # as above
+        return f"a {type(value).__name__}"
+
+
+def _number(value: Any) -> object | None:
+    if type(value) in (int, bool):
+        return type(value), value
+    if is_a(value, enum.Enum):
         return str(value)
-    if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_BYTES:
-        return value.shape, value.dtype.str, value.tobytes()
+    if is_a(value, _PLAIN):
+        return repr(value)
+    if is_a(value, (Index, itertools.count, Slice)):
+        return str(value)
+    if is_a(value, np.ndarray) and value.nbytes <= _LARGEST_BYTES:
+        content = np.ascontiguousarray(value).view(np.uint8).data if value.size else b""
+        if value.dtype.hasobject:
+            return None
+        return value.shape, value.dtype.str, zlib.crc32(content)
+    if is_a(value, (set, frozenset)):
+        return tuple(sorted(repr(one) for one in value))
+    if is_a(value, (list, tuple, deque)) and len(value) > _WHOLE:
+        if all(type(one) in (int, float, bool, str) for one in value):
+            return len(value), hash(tuple(value))
     return None
 
 
-def _reached(path: str, value: object, depth: int, seen: set[int]) -> Iterator[Named]:
-    yield path, value
-    if depth == 0 or number(value) is not None or id(value) in seen:
-        return
-    seen.add(id(value))
-    for name, part in itertools.islice(_parts(path, value), _MOST_PARTS):
-        yield from _reached(name, part, depth - 1, seen)
+def identity(value: Any) -> object | None:
+    """Which of the kernel's tiles, views or functions a value is, in a form that
+    compares; None where it is none."""
+    if is_a(value, TensorHandle):
+        return "tile", value.allocation.uid, str(value.ref)
+    if is_a(value, HbmView):
+        return "view", str(value)
+    if is_a(value, types.FunctionType):
+        return "function", id(value.__code__)
+    return None
 
 
-def _parts(path: str, value: object) -> Iterator[Named]:
+@dataclass
+class _Search:
+    """One walk. `seen` are the objects that have been followed."""
+
+    seen: set[int] = field(default_factory=set)
+    count: int = 0
+
+    def roots(self, where: str, named: object) -> Iterator[Reached]:
+        for name, value in [*named]:  # type: ignore[misc]
+            yield from self.reached(f"{where}{name}", name, value, _DEEPEST)
+
+    def reached(self, key: str, name: str, value: Any, depth: int) -> Iterator[Reached]:
+        self.count += 1
+        if self.count == _MOST:
+            warnings.warn(
+                f"the kernel's variables lead to more than {_MOST:,} values; whether a "
+                "tl.range body counts in others is not checked",
+                UserWarning,
+                stacklevel=2,
+            )
+        if self.count >= _MOST:
+            return
+        yield Reached(key, name, value)
+        if not depth or number(value) is not None or id(value) in self.seen:
+            return
+        self.seen.add(id(value))
+        parts: list[_Part] = []
+        with contextlib.suppress(Exception):  # of a user's own properties, say
+            for found in itertools.islice(_parts(name, value), _MOST_PARTS):
+                parts.append(found)
+        for part, shown, one in parts:
+            yield from self.reached(f"{key}/{part}", shown, one, depth - 1)
+
+
+_Part = tuple[str, str, object]  # key, name, value
+
+
+def _parts(path: str, value: Any) -> Iterator[_Part]:
     """What a container, an object, a function or an iterator holds."""
-    if isinstance(value, dict):
-        yield f"len({path})", len(value)
-        yield from ((f"{path}[{key!r}]", one) for key, one in [*value.items()])
-    elif isinstance(value, list | tuple | deque):
-        yield f"len({path})", len(value)
-        yield from ((f"{path}[{n}]", one) for n, one in enumerate([*value]))
-    elif isinstance(value, set | frozenset):
-        yield f"len({path})", len(value)
-    elif isinstance(value, types.FunctionType):
+    if is_a(value, (TensorHandle, HbmView)):
+        return
+    if is_a(value, dict):
+        held = [*dict.items(value)]
+        yield from _named(f"len({path})", len(held))
+        yield from _named(f"{path}.keys()", tuple(key for key, _ in held))
+        for key, one in held:
+            yield from _named(f"{path}[{key!r}]", one)
+    elif is_a(value, (list, tuple, deque)):
+        kind = next(k for k in (list, tuple, deque) if is_a(value, k))
+        elements = [*kind.__iter__(value)]
+        yield from _named(f"len({path})", len(elements))
+        for n, one in enumerate(elements):
+            yield from _named(f"{path}[{n}]", one)
+    elif is_a(value, types.FunctionType):
         yield from _of_function(path, value)
-    elif isinstance(value, types.MethodType):
-        yield f"{path}.__self__", value.__self__
-    elif isinstance(value, functools.partial):
+    elif is_a(value, types.MethodType):
+        yield from _named(f"{path}.__self__", value.__self__)
+    elif is_a(value, functools.partial):
         yield from _parts(path, (value.func, *value.args))
-        yield from ((f"{path}({key}=)", one) for key, one in value.keywords.items())
-    elif isinstance(value, types.GeneratorType):
+        for key, one in value.keywords.items():
+            yield from _named(f"{path}({key}=)", one)
+    elif is_a(value, types.GeneratorType):
         inside = value.gi_frame
         if inside is not None and not is_internal(inside.f_code.co_filename):
-            yield f"line of {path}", inside.f_lineno
-            yield from inside.f_locals.items()
-    elif isinstance(value, type):
+            yield from _named(f"line of {path}", inside.f_lineno)
+            for name, one in [*inside.f_locals.items()]:
+                yield f"{path}.{name}", name, one
+    elif is_a(value, contextvars.ContextVar):
+        yield from _named(path, value.get(None))
+    elif is_a(value, types.ModuleType):
+        if _is_user_file(getattr(value, "__file__", None) or ""):
+            for name, one in [*vars(value).items()]:
+                if number(one) is not None and not name.startswith("__"):
+                    yield from _named(f"{path}.{name}", one)
+    elif is_a(value, type):
         if not _is_library(value.__module__):
-            yield from (
-                (f"{path}.{name}", one)
-                for name, one in [*vars(value).items()]
-                if not name.startswith("__")
-            )
-    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+            for name, one in [*vars(value).items()]:
+                if not name.startswith("__"):
+                    yield from _named(f"{path}.{name}", one)
+    elif not is_a(value, types.BuiltinFunctionType):
         yield from _of_object(path, value)
 
 
-def _of_function(path: str, function: types.FunctionType) -> Iterator[Named]:
-    """Cells, default arguments, and the globals that a user's function names."""
+def _named(name: str, value: Any) -> Iterator[_Part]:
+    yield name, name, value
+
+
+def _of_function(path: str, function: types.FunctionType) -> Iterator[_Part]:
+    """Cells, default arguments, attributes, and the globals that a user's function
+    names."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         try:
-            yield name, cell.cell_contents
+            yield f"{path}.{name}", name, cell.cell_contents
         except ValueError:  # not set yet
             continue
     defaults = function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
-    yield from (
-        (f"{path}.{name}", one) for name, one in zip(names, defaults, strict=True)
-    )
-    for name, one in (function.__kwdefaults__ or {}).items():
-        yield f"{path}.{name}", one
-    yield from _globals(code, function.__globals__)
+    kept = {
+        **dict(zip(names, defaults, strict=True)),
+        **(function.__kwdefaults__ or {}),
+    }
+    for name, one in [*kept.items(), *vars(function).items()]:
+        yield from _named(f"{path}.{name}", one)
+    for name, one in _globals(code, function.__globals__):
+        yield f"global {name}", name, one
 
 
-def _of_object(path: str, value: object) -> Iterator[Named]:
+def _of_object(path: str, value: Any) -> Iterator[_Part]:
     kind = type(value)
-    hint = getattr(kind, "__length_hint__", None)
-    if hint is not None and hasattr(kind, "__next__"):
-        yield path, f"{hint(value)} left"
+    if hasattr(kind, "__next__"):
+        yield from _of_iterator(path, value)
     if kind.__module__.partition(".")[0] in _LIBRARIES:
         return
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from ((f"{path}.{name}", one) for name, one in [*attributes.items()])
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                yield f"{path}.{name}", getattr(value, name)
+    if not _is_library(kind.__module__):
+        yield from _named(f"type({path})", kind)
+    attributes = inspect.getattr_static(value, "__dict__", None)
+    if is_a(attributes, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+        attributes = attributes.__get__(value, kind)
+    if is_a(attributes, dict):
+        yield from _named(f"len(vars({path}))", len(attributes))
+        for name, one in [*attributes.items()]:
+            yield from _named(f"{path}.{name}", one)
+    for base in type.mro(kind):
+        for name, member in [*vars(base).items()]:
+            member_ = is_a(member, types.MemberDescriptorType)
+            if member_ and name not in ("__dict__", "__weakref__"):
+                with contextlib.suppress(AttributeError):  # not set yet
+                    yield from _named(f"{path}.{name}", member.__get__(value, kind))
 
 
-def _globals(code: CodeType, names: dict[str, object]) -> Iterator[Named]:
+def _of_iterator(path: str, value: Any) -> Iterator[_Part]:
+    """What is left of an iterator of Python's own, and what it takes from."""
+    hint = getattr(type(value), "__length_hint__", None)
+    if hint is not None:
+        yield from _named(path, f"{hint(value)} left")
+    elif type(value).__module__ in ("builtins", "itertools"):
+        with warnings.catch_warnings():  # Python 3.12 deprecates it
+            warnings.simplefilter("ignore")
+            try:
+                state = value.__reduce__()
+            except TypeError:  # made by C code that cannot be copied
+                return
+        for part in state[1:]:
+            yield from _named(path, part)
+
+
+def _globals(code: CodeType, names: dict[str, object]) -> Iterator[tuple[str, object]]:
     """The globals that a user's code names."""
-    if not _is_user_file(code.co_filename):
-        return
-    for name in code.co_names:
-        value = names.get(name)
-        if value is not None and not isinstance(value, types.ModuleType):
-            yield name, value
+    if _is_user_file(code.co_filename):
+        for name in code.co_names:
+            if names.get(name) is not None:
+                yield name, names[name]
 
 
 @lru_cache(maxsize=4096)
 def _is_user_file(filename: str) -> bool:
     """Neither kbjax's own, nor the standard library's or an installed package's."""
-    if is_internal(filename):
+    if not filename or is_internal(filename):
         return False
     parents = Path(filename).resolve().parents
     library = {Path(np.__file__).resolve().parents[1], Path(types.__file__).parent}
@@ -160,6 +305,6 @@ def _is_user_file(filename: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_library(module: str) -> bool:
-    """Whether the objects and classes of a module are not a kernel's own."""
+    """Whether the classes of a module are not a kernel's own."""
     top = module.partition(".")[0]
     return top in _LIBRARIES or top in sys.stdlib_module_names

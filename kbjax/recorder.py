@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kbjax import carried, coverage, domain, errors, expr
-from kbjax.allocator import Arena
+from kbjax.allocator import Arena, Level
+from kbjax.bytecode import in_for_statement
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
 from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Ref, Scope, Statement
-from kbjax.site import Site, here, in_for_statement, kernel_frame
+from kbjax.site import ScopeLine, Site, here, kernel_frame
 from kbjax.written import Written
 
 Checks = Literal["error", "warn", "off"]
@@ -38,7 +39,6 @@ class Recorder:
     arena: Arena
     program_id: Var
     domain: Domain = field(default_factory=Domain)
-    growth_bytes: dict[Var, int] = field(default_factory=dict)
     written: Written = field(default_factory=Written)
     pending: errors.KbjaxError | None = None
     before: dict[Var | None, carried.Snapshot] = field(default_factory=dict)
@@ -64,37 +64,49 @@ class Recorder:
         self.raise_pending()
         if self.domain.loops:  # by break, with the iterator kept in a variable
             raise _left_early(self.arena.loop_sites[self.domain.loops[-1]])
-        self._check_scopes_closed(1)
+        self._check_closed(self.arena.levels[0])
         return tuple(self._blocks[0])
 
-    def _check_scopes_closed(self, depth: int) -> None:
-        if len(self._blocks) != depth:
-            loop = self.arena.innermost_loop
-            if loop is not None:
-                raise errors.KernelError(
-                    "a tl.range loop is still open where the body of another ends",
-                    site=loop,
-                    remedy="Use one tl.range and compute the other index from it: "
-                    "rolled loops nest, and are not run side by side",
-                )
+    def _check_closed(self, level: Level) -> None:
+        """Refuse what is still open inside a block where the block ends."""
+        inner = self.arena.innermost
+        if inner is level:
+            return
+        if inner.index is not None:
             raise errors.KernelError(
-                "a scratch_scope opened here is still open where its block ends",
-                site=self.arena.scope_sites[-1] if self.arena.scope_depth else here(),
-                remedy="Write `with tl.scratch_scope():` around the commands",
+                "a tl.range loop is still open where the body of another ends",
+                site=inner.site,
+                remedy="Use one tl.range and compute the other index from it: rolled "
+                "loops nest, and are not run side by side",
             )
+        raise errors.KernelError(
+            "a scratch_scope opened here is still open where its block ends",
+            site=inner.line.site if inner.line else here(),
+            remedy="Write `with tl.scratch_scope():` around the commands",
+        )
 
     # --- scopes ----------------------------------------------------------------------
 
-    def open_scope(self, name: str, site: Site) -> None:
+    def open_scope(self, line: ScopeLine) -> Level:
         self._blocks.append([])
-        self.arena.enter_scope(name, site)
+        return self.arena.enter_scope(line)
 
-    def close_scope(self, name: str, site: Site) -> None:
-        """Rewind. What was recorded stays, also where an exception ends the scope."""
+    def close_scope(self, scope: Level | None) -> None:
+        """Rewind. What was recorded stays, also where an exception ends the scope. One
+        that is not the innermost open block is an error at the next call."""
+        if scope is not self.arena.innermost:
+            self.pending = self.pending or errors.KernelError(
+                "scopes and loops end in another order than they began",
+                site=here(),
+                remedy="Nest `with tl.scratch_scope():` blocks, and end in a loop's "
+                "body what begins there",
+            )
+            return
+        assert scope.line is not None
         body = tuple(self._blocks.pop())
         mark, rewound = self.arena.exit_scope()
         if body or rewound:
-            self.emit(Scope(body, mark, rewound, name, site))
+            self.emit(Scope(body, mark, rewound, scope.line.name, scope.line.site))
 
     # --- rolled loops ----------------------------------------------------------------
 
@@ -107,68 +119,82 @@ class Recorder:
                 remedy="Write `for i in tl.range(...):`, whose body is recorded twice "
                 "whatever the trip count, or unroll with tl.static_range",
             )
+        for end in (start, stop):
+            self.use_index(end, site)
         span = expr.sub(stop, start) if step > 0 else expr.sub(start, stop)
         domain.checked(expr.add(span, expr.const(abs(step) - 1)), self.domain)
         trip = domain.checked(expr.trip_count(start, stop, step), self.domain)
         name, uid = _target_name(site, self._next_var), self._next_var
-        self._next_var += 1
         outside = self.domain
-        runs = not outside.inside(Var(uid, name, trip)).never_runs()
-        loop_index = Var(uid, name, trip)
-        written, first_var = self.written, self._next_var
-        self.arena.enter_loop(loop_index, site, runs)
-        first = yield from self._body(loop_index, start, step, site)
-        self.arena.restart_iteration()
-        self.written, self._next_var = written, first_var
-        self._complete[loop_index] = first.block
-        # An equal variable of its own: an index kept from the first recording is told
+        # An equal variable each time: an index kept from the first recording is told
         # apart by identity.
-        loop_index = Var(uid, name, trip)
-        second = yield from self._body(loop_index, start, step, site)
+        first_index, loop_index = Var(uid, name, trip), Var(uid, name, trip)
+        value = domain.checked(
+            _counted(loop_index, start, step), outside.inside(loop_index)
+        )
+        runs = not outside.inside(loop_index).never_runs()
+        self._next_var = first_var = uid + 1
+        written = self.written.mark()
+        level = self.arena.enter_loop(loop_index, site, runs)
+        first = yield from self._body(level, first_index, start, step, site)
+        self.arena.restart_iteration()
+        self.written.rewind(written)
+        self._next_var = first_var
+        self._complete[loop_index] = first.block
+        second = yield from self._body(level, loop_index, start, step, site)
         del self._complete[loop_index]
-        written_in_body, self.written = self.written, written
+        certain = outside.violation(expr.const(1), trip) is None
         try:
-            carried.check_alike(first, second, loop_index.name, site)
+            carried.check_alike(first, second, loop_index, certain, site)
             _check_growth(second.growth_bytes, trip, site)
         except errors.KbjaxError:
-            self.arena.abandon_loop()
+            self._abandon(level, written)
             raise
-        growth = self.arena.exit_loop(trip.const if trip.is_const else None)
-        if outside.violation(expr.const(1), trip) is None:  # it runs in any case
-            self.written = written_in_body.outside(outside)
+        try:
+            growth = self.arena.exit_loop()
+        except errors.KbjaxError:
+            self.written.rewind(written)
+            raise
+        if certain:
+            self.written.leave(outside)
+        else:
+            self.written.rewind(written)
         if runs and second.block:
-            self.growth_bytes[loop_index] = growth
-            value = str(_counted(loop_index, start, step))
-            shown = name if value == name else f"{name} -> {value}"
+            counted = str(value)
+            shown = name if counted == name else f"{name} -> {counted}"
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
     def _body(
-        self, loop_index: Var, start: Expr, step: int, site: Site
+        self, level: Level, loop_index: Var, start: Expr, step: int, site: Site
     ) -> Generator[Index, None, carried.Recording]:
         """Let the kernel run a loop's body once."""
         outside, self.domain = self.domain, self.domain.inside(loop_index)
-        counted = _counted(loop_index, start, step)
-        value = Index(domain.checked(counted, self.domain), self)
-        depth = len(self._blocks)
+        value = Index(_counted(loop_index, start, step), self)
+        depth, written = len(self._blocks), self.written.mark()
         self._blocks.append([])
-        written, before = self.written, carried.snapshot(kernel_frame())
+        before = carried.snapshot(kernel_frame(), loop_index)
         self.before.setdefault(loop_index, before)
         try:
             yield value
             self.raise_pending()
-            self._check_scopes_closed(depth + 1)
+            self._check_closed(level)
         except (GeneratorExit, errors.KbjaxError) as left:
-            del self._blocks[depth:]
-            self._complete.pop(loop_index, None)
-            self.arena.abandon_loop()
-            self.domain, self.written = outside, written
-            if isinstance(left, GeneratorExit):
-                self.pending = _left_early(site)
+            if level in self.arena.levels:
+                del self._blocks[depth:]
+                self._complete.pop(loop_index, None)
+                self._abandon(level, written)
+                self.domain = outside
+                if isinstance(left, GeneratorExit):
+                    self.pending = self.pending or _left_early(site)
             raise
         self.domain = outside
         block = tuple(self._blocks.pop())
-        after = carried.snapshot(kernel_frame())
+        after = carried.snapshot(kernel_frame(), loop_index)
         return carried.Recording(block, self.arena.end_iteration(), before, after)
+
+    def _abandon(self, level: Level, written: int) -> None:
+        self.arena.abandon_loop(level)
+        self.written.rewind(written)
 
     # --- what may be used ------------------------------------------------------------
 
@@ -213,6 +239,13 @@ class Recorder:
                 remedy="Copy it to a tile made outside the scope, with tl.copy_to, "
                 "before the scope ends",
             )
+        if death.cause == "refused":
+            return errors.KernelError(
+                f"a tile of the loop at {death.site}, which was refused, is used",
+                site=site,
+                got=str(handle),
+                remedy="Make the tile outside the loop that is tried",
+            )
         if death.loop not in self.domain.loops:
             return errors.UseAfterScopeError(
                 "a tile made in a tl.range body is used after that iteration: it was "
@@ -237,7 +270,7 @@ class Recorder:
 
     def _before_loop(self, loop: Var | None, name: str) -> str:
         """``; before the loop `m` was ...``, or nothing."""
-        shown = self.before[loop].shown.get(name) if loop in self.before else None
+        shown = self.before[loop].named(name) if loop in self.before else None
         return f"; before the loop `{name}` was {shown}" if shown else ""
 
     def last_bytes(self, handle: TensorHandle) -> Ref:
@@ -253,7 +286,7 @@ class Recorder:
         for loop in made.loops:
             if loop in ended:  # the program will add its index times its growth
                 behind = expr.sub(ended[loop], expr.var(loop))
-                growth = self.growth_bytes.get(loop, 0)
+                growth = self.arena.growth_bytes.get(loop, 0)
                 offset = expr.add(offset, expr.scale(behind, growth))
         return dataclasses.replace(ref, offset=offset)
 
@@ -261,27 +294,35 @@ class Recorder:
     def runs(self) -> bool:
         """Whether any iteration of the open loops runs at all; else the kernel is only
         type-checked here."""
-        return self.arena.runs()
+        return self.arena.innermost.runs
 
     def is_written(self, ref: Ref) -> bool:
-        """Whether a read of `ref` here is certain to find every byte written, in every
-        iteration that runs. In the first recording of a body it is not asked yet: the
-        writes of earlier iterations are not all known."""
+        """Whether a read of `ref` here finds every byte written, in every iteration
+        that runs; where there are too many to tell, it is let pass, and finds the 0xFF
+        of fresh bytes if not.
+
+        In the first recording of a body the writes of earlier iterations are not all
+        known: only a tile of this very iteration, which they cannot reach, is judged.
+        """
         if not self.runs or self.written.covers(ref):
             return True
-        if any(loop not in self._complete for loop in self.domain.loops):
+        made = self.arena.allocations[ref.root]
+        known = [loop in self._complete for loop in self.domain.loops]
+        if not all(known) and len(made.loops) < len(known):
             return True
         levels = [
-            coverage.Level(block, loop, self._complete[loop] if loop else ())
-            for block, loop in zip(self._blocks, self.arena.level_loops, strict=True)
+            coverage.Level(block, level.index, self._complete.get(level.index))
+            if level.index is not None
+            else coverage.Level(block)
+            for block, level in zip(self._blocks, self.arena.levels, strict=True)
         ]
         read = coverage.reading(levels, ref)
         writes = list(coverage.writes(levels, ref.root))
-        made = self.arena.allocations[ref.root]
-        return bool(coverage.is_covered(read, writes, made, self.program_id))
+        covered = coverage.is_covered(read, writes, made, self.program_id)
+        return covered is not False
 
     def mark_written(self, ref: Ref) -> None:
-        self.written = self.written.with_bytes(ref)
+        self.written.add(ref)
 
 
 class RolledRange:
@@ -323,10 +364,11 @@ def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:
 
 def _left_early(site: Site) -> errors.KernelError:
     return errors.KernelError(
-        "a tl.range body was left by break, return or an exception, and one loop body "
-        "stands for all iterations",
+        "a tl.range body was left by break, return or an exception that is caught "
+        "outside it, and one loop body stands for all iterations",
         site=site,
-        remedy="Use tl.where to select values, or tl.static_range to unroll",
+        remedy="Use tl.where to select values, catch errors inside the body, or unroll "
+        "with tl.static_range",
     )
 
 

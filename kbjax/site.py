@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).resolve().parent
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _ARRAYS = ("jax", "jaxlib", "numpy")
 _KERNELS = _PACKAGE / "kernels"  # shipped kernels are user code, wherever installed
 
@@ -28,6 +26,18 @@ class Site:
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class ScopeLine:
+    """A `with tl.scratch_scope(name):` of the kernel; prints as
+    ``'name' of file.py:12``."""
+
+    name: str
+    site: Site
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.site}" if self.name else str(self.site)
 
 
 @lru_cache(maxsize=4096)
@@ -49,14 +59,6 @@ def kernel_frame() -> FrameType:
         frame = frame.f_back
     assert frame is not None, "kbjax was entered from outside kbjax"
     return frame
-
-
-def in_for_statement(frame: FrameType) -> bool:
-    """Whether the frame runs a `for` statement (or `yield from`) rather than a call or
-    a comprehension that takes an iterator's values."""
-    code = frame.f_code
-    running = dis.opname[code.co_code[frame.f_lasti]]
-    return running in ("FOR_ITER", "SEND") and code.co_name not in _COMPREHENSIONS
 
 
 def here() -> Site:

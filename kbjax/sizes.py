@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _SMALLER = 3  # halvings that are tried in any case
@@ -10,7 +10,7 @@ _SMALLER = 3  # halvings that are tried in any case
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value of a kernel's option (a tile size, say) and whether it fits.
+    """A value of a kernel's option.
 
     Attributes:
       peak_scratch_bytes: None where the kernel was refused.
@@ -24,27 +24,26 @@ class Candidate:
     reason: str
     current: bool
 
-    @property
-    def fits(self) -> bool:
-        return self.peak_scratch_bytes is not None
-
-
-def largest_fitting(candidates: Sequence[Candidate], option: str) -> Candidate | None:
-    """The one with the largest value of the option among those that fit."""
-    fitting = [c for c in candidates if c.option == option and c.fits]
-    return max(fitting, key=lambda c: c.value, default=None)
+    def fits(self, budget_bytes: int) -> bool:
+        peak = self.peak_scratch_bytes
+        return peak is not None and peak <= budget_bytes
 
 
 def candidates(
-    option: str, current: int, most: int, peak_of: Callable[[int], int | str]
+    option: str,
+    current: int,
+    most: int,
+    budget_bytes: int,
+    peak_of: Callable[[int], int | str],
 ) -> tuple[Candidate, ...]:
     """The option's value halved and doubled: a few below, further down until one fits,
     and up to the first that does not fit.
 
     Args:
       option: its name.
-      current: the value of the plan, which is tried as well.
+      current: the value of the plan, at least 1, which is tried as well.
       most: no value above it is tried but the current one.
+      budget_bytes: of the scratch.
       peak_of: the peak in bytes with a value, or why the kernel is refused.
     """
 
@@ -55,11 +54,11 @@ def candidates(
 
     rows = [tried(current)]
     for value in _halves(current):
-        if len(rows) > _SMALLER and any(row.fits for row in rows):
+        if len(rows) > _SMALLER and any(row.fits(budget_bytes) for row in rows):
             break
         rows.insert(0, tried(value))
     value = 2 * current
-    while rows[-1].fits and value <= most:
+    while rows[-1].fits(budget_bytes) and value <= most:
         rows.append(tried(value))
         value *= 2
     return tuple(rows)

@@ -100,10 +100,17 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Values:
-    """Live: a typed array a root; `crossing` says what each loop hands on."""
+    """Live: a typed array a root; `crossing` says what each loop hands on.
+
+    A root that some command takes or writes in part is kept flat, behind a barrier:
+    XLA's CPU backend turns a slice of a reshaped array into one of the array, fuses it
+    with the update of the flat one, in place, and so reads what it has just written
+    (jax 0.10.2; `f` of tests/test_aliasing.py).
+    """
 
     program: Program
     crossing: Mapping[Var, frozenset[int]]
+    in_parts: frozenset[int]
     fresh: TcmState
     values: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
 
@@ -112,37 +119,37 @@ class Values:
         return self.fresh.cursor.shape
 
     def _value(self, root: int) -> jax.Array:
-        """The root's value; bytes never written are 0xFF, as in fresh TCM."""
+        """As it is kept; bytes never written are 0xFF, as in fresh TCM."""
         if root in self.values:
             return self.values[root]
         made = self.program.allocations[root]
         raw = jnp.full((*self.lead, made.nbytes), tcm.FRESH, jnp.uint8)
-        return tcm.to_values(raw, made.shape, made.dtype)
+        return self._kept(root, tcm.to_values(raw, made.shape, made.dtype))
 
-    def _elements(self, root: int) -> jax.Array:
-        return self._value(root).reshape(*self.lead, -1)
+    def _kept(self, root: int, value: jax.Array) -> jax.Array:
+        shape = self.program.allocations[root].shape
+        if root in self.in_parts:
+            return lax.optimization_barrier(value.reshape(*self.lead, -1))
+        return value.reshape(*self.lead, *shape)
 
     def _covers(self, ref: Ref) -> bool:
         return ref.nbytes == self.program.allocations[ref.root].nbytes
 
     def read(self, ref: Ref, env: Env) -> jax.Array:
-        if self._covers(ref):
-            return self._value(ref.root).reshape(*self.lead, *ref.shape)
-        at = self._element(ref, env)
-        part = tcm.read_bytes(self._elements(ref.root), at, ref.size)
-        return part.reshape(*self.lead, *ref.shape)
+        value = self._value(ref.root)
+        if not self._covers(ref):
+            value = tcm.read_bytes(value, self._element(ref, env), ref.size)
+        return value.reshape(*self.lead, *ref.shape)
 
     def write(self, ref: Ref, env: Env, value: jax.Array, mask: Any) -> Values:
-        made = self.program.allocations[ref.root]
         if mask is not None:
             writes = mask.reshape(-1, *(1 for _ in ref.shape))
             value = jnp.where(writes, value, self.read(ref, env))
         if not self._covers(ref):
-            at = self._element(ref, env)
-            part = value.reshape(*self.lead, -1)
-            value = tcm.write_bytes(self._elements(ref.root), at, part)
-        value = value.reshape(*self.lead, *made.shape)
-        return dataclasses.replace(self, values={**self.values, ref.root: value})
+            part, at = value.reshape(*self.lead, -1), self._element(ref, env)
+            value = tcm.write_bytes(self._value(ref.root), at, part)
+        kept = self._kept(ref.root, value)
+        return dataclasses.replace(self, values={**self.values, ref.root: kept})
 
     def _element(self, ref: Ref, env: Env) -> Any:
         return index_value(ref.offset, env) // ref.dtype.nbytes

@@ -1,10 +1,35 @@
 """Settings of every test: JAX refuses to mix dtypes or ranks silently, and a property
-has no deadline (the machine may be busy)."""
+has no deadline (the machine may be busy). `--update-golden` rewrites golden files."""
+
+from typing import Any
 
 import jax
+import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 settings.register_profile("kbjax", deadline=None)
 settings.load_profile("kbjax")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what the kernels give to tests/golden, instead of comparing",
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are rewritten."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which golden files were rewritten, also by the workers of pytest-xdist."""
+    for report in terminalreporter.getreports("passed"):
+        for name, what in report.user_properties:
+            if name == "golden":
+                terminalreporter.write_line(f"golden: {what}")

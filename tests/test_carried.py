@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
+from tests.plain import Tensor, play
 
 X = np.arange(1, 17, dtype=np.float32)
 OUT = jax.ShapeDtypeStruct((16,), "float32")
@@ -178,3 +179,102 @@ def test_nan_is_the_same_in_both_recordings() -> None:
 
     got = np.asarray(kb.kernel_call(kernel, OUT)(X))[:4]
     np.testing.assert_array_equal(got, [np.nan, 16, np.nan, np.nan])
+
+
+# --- what only the loop's end shows --------------------------------------------------
+
+
+def swapped_tiles(tl: Any, x: Any, o: Any) -> None:
+    a, b = tl.full((1,), 1.0), tl.full((1,), 2.0)
+    for j in tl.range(5):
+        copy_row(tl, x, o, j, j)
+        a, b = b, a
+    tl.store(o[0:1], a)
+
+
+def swapped_views(tl: Any, x: Any, o: Any) -> None:
+    a, b = x[0:8], x[8:16]
+    for j in tl.range(5):
+        copy_row(tl, x, o, j, j)
+        a, b = b, a
+    tl.store(o[0:8], tl.load(a))
+
+
+def rotated_tiles(tl: Any, x: Any, o: Any) -> None:
+    tiles = [tl.full((1,), float(n)) for n in range(3)]
+    for j in tl.range(5):
+        copy_row(tl, x, o, j, j)
+        tiles.append(tiles.pop(0))
+    tl.store(o[0:1], tiles[0])
+
+
+def swapped_functions(tl: Any, x: Any, o: Any) -> None:
+    first, second = (lambda: 1.0), (lambda: 2.0)
+    for j in tl.range(5):
+        copy_row(tl, x, o, j, j)
+        first, second = second, first
+    tl.store(o[0:1], tl.full((1,), first()))
+
+
+def a_flag_that_no_iteration_sets(tl: Any, x: Any, o: Any) -> None:
+    tl.store(o, tl.load(x))
+    flag = 0
+    for _ in tl.range(0):
+        flag = 1
+    tl.store(o[0:1], tl.full((1,), flag))
+
+
+def a_flag_that_some_pes_set(tl: Any, x: Any, o: Any) -> None:
+    tl.store(o, tl.load(x))
+    flag = 0
+    for _ in tl.range(tl.program_id()):
+        flag = 1
+    tl.store(o[0:1], tl.full((1,), flag))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        swapped_tiles,
+        swapped_views,
+        rotated_tiles,
+        swapped_functions,
+        a_flag_that_no_iteration_sets,
+        a_flag_that_some_pes_set,
+    ],
+    ids=lambda kernel: kernel.__name__,
+)
+def test_what_the_loops_end_shows_is_pythons_or_refused(kernel: Any) -> None:
+    pes = 2 if kernel is a_flag_that_some_pes_set else 1
+    want = np.full((pes, 16), np.nan, np.float32)
+    play(kernel, pes, lambda pe: [Tensor("x", X), Tensor("o", want[pe])])
+    call = kb.kernel_call(kernel, OUT, num_pes=pes, in_axes=None)
+    try:
+        got = np.asarray(call(X)).reshape(want.shape)
+    except kb.KernelError as refused:
+        assert "test_carried.py:" in str(refused)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_local_of_a_helper_hides_no_counter_of_the_kernel() -> None:
+    """Both are called `n`; the kernel's is counted by a function it hands over."""
+
+    def helper(tl: Any, x: Any, o: Any, n: int, bump: Callable[[], None]) -> None:
+        for j in tl.range(4):
+            copy_row(tl, x, o, j, j)
+            bump()
+        assert n == 3
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        n = 0
+
+        def bump() -> None:
+            nonlocal n
+            n += 1
+
+        helper(tl, x, o, 3, bump)
+        tl.store(o[8:16], tl.full((8,), n))
+
+    with pytest.raises(kb.KernelError, match="n`: 1, then 2"):
+        record(kernel)

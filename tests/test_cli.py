@@ -5,17 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cli, hardware
+from kbjax import cases, cli, hardware
+from kbjax.call import KernelCall
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments))
+NAMES = cases.kernel_names()
+OVERFLOWING = ["flash_unscoped", "--context", "131072"]
+
+
+def invoke(*arguments: str, columns: int = 80) -> Result:
+    environment = {"COLUMNS": str(columns)}
+    return CliRunner().invoke(cli.app, list(arguments), env=environment)
+
+
+def words(text: str) -> str:
+    """The text with its line breaks as spaces."""
+    return " ".join(text.split())
 
 
 def test_run_prints_the_summary_and_the_verdict() -> None:
@@ -67,7 +79,7 @@ def test_nan_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
+    ("arguments", "kind", "parts"),
     [
         (["gqa_decod"], "KernelError", ["no kernel 'gqa_decod'", "gqa_decode"]),
         (["gqa_decode", "--tile", "0"], "ShapeError", ["tile", "positive"]),
@@ -84,14 +96,14 @@ def test_nan_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_mistake_is_one_message_and_exit_status_1(
-    arguments: list[str], kind: str, words: list[str]
+    arguments: list[str], kind: str, parts: list[str]
 ) -> None:
     result = invoke("run", *arguments)
     assert result.exit_code == 1
     text = result.stderr.strip()
     assert len(text.splitlines()) == 1 or kind == "ScratchOverflowError"
     assert text.startswith(f"{kind}: ")
-    assert all(word in text for word in words), text
+    assert all(part in text for part in parts), text
     assert "Traceback" not in result.output
     as_json = invoke("run", *arguments, "--json")
     assert as_json.exit_code == 1
@@ -108,6 +120,10 @@ def test_a_mistake_is_one_message_and_exit_status_1(
         ["run", "gqa_decode", "--fidelity", "fast"],
         ["run"],
         ["rum"],
+        ["plan"],
+        ["plan", "gqa_decode", "--tile", "four"],
+        ["plan", "gqa_decode", "--size", "dim"],
+        ["plan", "gqa_decode", "--poison"],
     ],
 )
 def test_an_unreadable_command_line_is_exit_status_2(arguments: list[str]) -> None:
@@ -116,8 +132,161 @@ def test_an_unreadable_command_line_is_exit_status_2(arguments: list[str]) -> No
     assert "Traceback" not in result.output
 
 
-def test_names_from_users_are_not_markup() -> None:
-    assert "[red]x[/red]" in invoke("run", "[red]x[/red]").stderr
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_names_from_users_are_not_markup(command: str) -> None:
+    assert "[red]x[/red]" in invoke(command, "[red]x[/red]").stderr
+    result = invoke(command, "gqa_decode", "--size", "[red]y[/red]=3")
+    assert result.exit_code == 1 and "'[red]y[/red]'" in result.stderr
+
+
+# --- what a run adds -----------------------------------------------------------------
+
+
+def test_run_with_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is exact, and gives the same numbers as an exact run without."""
+    asked: list[dict[str, Any]] = []
+    run = KernelCall.run
+
+    def watched(self: KernelCall, *arrays: Any, **options: Any) -> Any:
+        asked.append(options)
+        return run(self, *arrays, **options)
+
+    monkeypatch.setattr(KernelCall, "run", watched)
+    sizes = ["--context", "64", "--tile", "32", "--num-pes", "1", "--size", "dim=16"]
+    result = invoke("run", "gqa_decode", *sizes, "--poison", "--json")
+    assert result.exit_code == 0, result.output
+    poisoned = json.loads(result.stdout)
+    exact = json.loads(
+        invoke("run", "gqa_decode", *sizes, "--fidelity", "exact", "--json").stdout
+    )
+    assert [one["poison"] for one in asked] == [True, False]
+    assert (poisoned["poison"], exact["poison"]) == (True, False)
+    assert poisoned["fidelity"] == exact["fidelity"] == "exact"
+    assert poisoned["error"] == exact["error"]
+
+
+def test_an_overflow_is_structured_json() -> None:
+    result = invoke("run", *OVERFLOWING, "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    error = report["error"]
+    found = error["overflow"]
+    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert found["kernel"] == "flash_unscoped"
+    assert found["budget_bytes"] - found["cursor_bytes"] == found["free_bytes"]
+    assert sum(group["nbytes"] for group in found["live"]) == found["cursor_bytes"]
+    assert found["free_bytes"] < found["aligned_bytes"] == 8192
+    (loop,) = found["loops"]
+    assert loop["iteration"] == 19 and loop["growth_bytes"] == 53_776
+    assert loop["site"]["file"].endswith("flash_unscoped.py")
+    assert error["file"] == loop["site"]["file"] and error["line"] > 0
+    assert error["remedy"] in error["message"]
+
+
+# --- plan ----------------------------------------------------------------------------
+
+
+def given(sizes: dict[str, Any]) -> list[str]:
+    return [part for n, v in sizes.items() for part in ("--size", f"{n}={v}")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("which", ["default", "small"])
+def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
+    sizes = {} if which == "default" else cases.kernel_module(name).SMALL
+    case = cases.make(name, **sizes)
+    plan = case.call.plan(*case.inputs.specs)
+    result = invoke("plan", name, *given(sizes), "--json")
+    assert result.exit_code == 0, result.output
+    want = json.loads(json.dumps(plan.to_dict()))
+    assert json.loads(result.stdout) == {**want, "sizes": sizes}
+    result = invoke("plan", name, *given(sizes), columns=200)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(plan.headline())
+    for note in plan.notes():
+        assert words(note) in words(result.stdout)
+    for table in plan.tables():
+        assert table.title in result.stdout
+        for row in table.rows:
+            assert all(cell in result.stdout for cell in row), row
+
+
+def test_the_source_is_not_markup() -> None:
+    source = "kt = tl.load(k[keys, :], other=0.0)"
+    assert source in invoke("plan", "gqa_decode", columns=200).stdout
+
+
+def test_plan_of_a_kernel_that_does_not_fit() -> None:
+    result = invoke("plan", *OVERFLOWING, columns=200)
+    assert result.exit_code == 1
+    shown = words(result.stdout)
+    refusal = json.loads(invoke("run", *OVERFLOWING, "--json").stdout)["error"]
+    assert "42015.6%: does not fit" in shown and words(refusal["remedy"]) in shown
+    assert words(refusal["message"].splitlines()[0]) in shown
+    assert "Traceback" not in result.output
+    as_json = invoke("plan", *OVERFLOWING, "--json")
+    assert as_json.exit_code == 1
+    report = json.loads(as_json.stdout)
+    assert (report["fits"], report["verdict"]) == (False, "does not fit")
+    assert report["peak_scratch_bytes"] == 440_565_904
+    assert refusal["remedy"] in report["overflow"]
+    assert report["sizes"] == {"context": 131_072}
+
+
+def test_plan_varies_an_option() -> None:
+    def options(*arguments: str) -> list[str]:
+        result = invoke("plan", "flash_prefill", *arguments, "--json")
+        assert result.exit_code == 0, result.output
+        rows = json.loads(result.stdout)["candidates"]
+        assert sum(row["current"] for row in rows) == len({r["option"] for r in rows})
+        return list(dict.fromkeys(row["option"] for row in rows))
+
+    sizes = given(cases.kernel_module("flash_prefill").SMALL)
+    assert options(*sizes) == ["tile", "block"]
+    assert options(*sizes, "--vary", "block") == ["block"]
+    text = invoke("plan", "flash_prefill", *sizes, "--vary", "block").stdout
+    assert "sizes of block" in text and "sizes of tile" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "parts"),
+    [
+        (["gqa_decode", "--vary", "nothing"], "KernelError", ["'nothing'", "tile"]),
+        (["gqa_decode", "--tile", "0"], "ShapeError", ["tile", "positive"]),
+        (["gqa_decod"], "KernelError", ["no kernel 'gqa_decod'", "gqa_decode"]),
+    ],
+)
+def test_a_plan_that_is_refused(
+    arguments: list[str], kind: str, parts: list[str]
+) -> None:
+    result = invoke("plan", *arguments)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith(f"{kind}: ")
+    assert all(part in result.stderr for part in parts)
+    error = json.loads(invoke("plan", *arguments, "--json").stdout)["error"]
+    assert f"{error['class']}: {error['message']}" == result.stderr.strip()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize(
+    "arguments", [["gqa_decode"], ["flash_prefill"], OVERFLOWING], ids=lambda a: a[0]
+)
+def test_no_width_loses_a_figure(arguments: list[str], columns: int) -> None:
+    """What is cut in a narrow terminal is text, never a number of bytes."""
+    result = invoke("plan", *arguments, columns=columns)
+    report = json.loads(invoke("plan", *arguments, "--json").stdout)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    cells = {cell for line in lines for cell in line.split()}
+    for buffer in report["buffers"]:
+        assert f"{buffer['nbytes']:,}" in cells
+        assert f"{buffer['count']:,}" in cells
+    for row in report["candidates"]:
+        peak = row["peak_scratch_bytes"]
+        assert f"{row['value']:,}" in cells and (not peak or f"{peak:,}" in cells)
+    for scope in report["scopes"]:
+        for figure in ("high_water_bytes", "live_at_exit_bytes", "allocated_bytes"):
+            assert f"{scope[figure]:,}" in cells
 
 
 def test_kernels_lists_every_shipped_kernel() -> None:

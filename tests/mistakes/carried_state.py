@@ -322,7 +322,7 @@ def flag_of_the_first_iteration(tl: Any, x: Any, n: Any, o: Any) -> None:
         first = False
 
 
-@mistake(kb.KernelError, "`len(seen)`: 0, then 1")
+@mistake(kb.KernelError, "`seen`: set(), then {0}")
 def set_that_grows(tl: Any, x: Any, n: Any, o: Any) -> None:
     seen: set[int] = set()
     for i in tl.range(4):

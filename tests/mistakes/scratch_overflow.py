@@ -105,7 +105,7 @@ def nested_loops(tl: Any, x: Any, n: Any, o: Any) -> None:
             tl.zeros((256, 256))  # <-
 
 
-@mistake(kb.ScratchOverflowError, "in iteration 1 of the loop at", "in iteration 0 of")
+@mistake(kb.ScratchOverflowError, "in iteration 1 of the loop at", "iteration 0 of")
 def after_an_inner_loop_that_is_scoped(tl: Any, x: Any, n: Any, o: Any) -> None:
     for _ in tl.range(3):
         tl.zeros((256, 400))
