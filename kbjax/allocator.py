@@ -118,9 +118,9 @@ class Arena:
         """Take the next aligned slice.
 
         Raises:
-          ScratchOverflowError: when the cursor would pass the budget; it stays put. What
-            overflows in a later iteration of an open loop only is found when that loop
-            ends, since the cursor is not known before.
+          ScratchOverflowError: when the cursor would pass the budget; it stays put.
+            What overflows only in a later iteration of an open loop is found when that
+            loop ends, since the cursor is not known before.
         """
         nbytes = dtype.nbytes
         for size in shape:

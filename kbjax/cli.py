@@ -18,7 +18,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from kbjax import errors
 
@@ -160,8 +160,8 @@ def _print_plan(found: Plan) -> None:
 def _fitted(
     header: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int
 ) -> Table:
-    """A table in which the kernel's source is what is cut where the terminal is
-    narrow."""
+    """A table whose figures are whole in any terminal: where it is narrow, the kernel's
+    source is cut or left out, and words are folded."""
     taken = sum(
         max(map(len, column)) + 3
         for column in zip(header, *rows, strict=True)
@@ -169,7 +169,10 @@ def _fitted(
     )
     room = width - taken - 4
     kept = [n for n, name in enumerate(header) if name != "source" or room >= 8]
-    table = Table(*(Column(header[n], no_wrap=True) for n in kept), box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for n in kept:
+        words = any(letter.isalpha() for row in rows for letter in row[n])
+        table.add_column(header[n], no_wrap=not words, overflow="fold")
     for row in rows:
         cells = ((header[n], row[n]) for n in kept)
         table.add_row(*(escape(c[:room] if n == "source" else c) for n, c in cells))

@@ -226,7 +226,8 @@ def _fitting(o: Overflow) -> str:
 
 def _raised(o: Overflow) -> str:
     needed = (o.cursor_bytes + o.aligned_bytes) / 2**20
-    return f"raise kernel_scratch_mb to {math.ceil(needed * 1000) / 1000:g} or more"
+    enough = f"{math.ceil(needed * 1000) / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"raise kernel_scratch_mb to {enough} or more"
 
 
 def size_text(nbytes: int) -> str:

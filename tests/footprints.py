@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import kbjax as kb
 from kbjax.hardware import PeTcm
 from kbjax.overflow import Overflow
+from kbjax.site import ScopeLine
 
 MIB = 1 << 20
 HALF = (256, 512)  # float32, 512 KiB
@@ -202,19 +203,19 @@ class Replay:
         return True
 
 
-def name_of(scope: str) -> str:
-    """The name in a scope's text, ``'keys' of kernel.py:12``."""
-    return scope.split("'")[1] if scope else ""
+def name_of(scope: ScopeLine | None) -> str:
+    """The scope's name; nothing where there is none."""
+    return scope.name if scope else ""
 
 
 def merged(replays: list[Replay]) -> dict[str, ScopeRow]:
-    """The largest of each figure over PEs, for the scopes that take anything."""
+    """The largest of each figure over PEs."""
     found: dict[str, ScopeRow] = {}
     for name, row in _rows(replays):
         most = found.setdefault(name, ScopeRow())
         for figure, value in vars(row).items():
             setattr(most, figure, max(getattr(most, figure), value))
-    return {name: row for name, row in found.items() if row.allocated}
+    return found
 
 
 def _rows(replays: list[Replay]) -> Iterator[tuple[str, ScopeRow]]:
@@ -242,6 +243,7 @@ def assert_consistent(o: Overflow) -> None:
     """What is held adds up, and what is asked does not fit on top of it."""
     assert sum(group.nbytes for group in o.live) == o.cursor_bytes
     assert all(0 <= group.usable <= group.count for group in o.live)
+    assert o.align_bytes == 16
     assert o.aligned_bytes == -(-o.requested_bytes // 16) * 16
     assert o.cursor_bytes + o.aligned_bytes > o.budget_bytes
     assert o.free_bytes == o.budget_bytes - o.cursor_bytes
@@ -256,6 +258,6 @@ def groups(o: Overflow) -> list[tuple[str, str, int, int, int, str]]:
     ]
 
 
-def steps(o: Overflow) -> list[tuple[int, int]]:
+def steps(o: Overflow) -> list[tuple[int, int | None]]:
     """The loops, as (iteration, growth in bytes)."""
     return [(loop.iteration, loop.growth_bytes) for loop in o.loops]

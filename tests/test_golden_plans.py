@@ -108,7 +108,9 @@ def test_golden_files_say_nothing_of_this_machine(
     assert set(plans) == {"default", "small"}
     for plan in plans.values():
         assert {"peak_scratch_bytes", "buffers", "scopes", "fits"} <= set(plan)
-        sites = [row["site"] for row in (*plan["buffers"], *plan["scopes"])]
+        sites = [row["site"] for row in plan["buffers"]]
+        sites += [row["scope"]["site"] for row in (*plan["buffers"], *plan["scopes"])
+                  if row["scope"]]  # fmt: skip
         assert all(re.fullmatch(r"\w+\.py", site) for site in sites)
         shown = json.dumps({**plan, "buffers": [], "scopes": []})
         assert not re.search(r"\.py:\d", shown)
@@ -122,8 +124,9 @@ def test_lines_may_move_and_footprints_may_not() -> None:
 
     def plan(folder: str, line: int, nbytes: int, source: str = "x = 'a.py:3'") -> str:
         site = {"file": f"{folder}/k.py", "line": line}
-        row = {"site": site, "source": source, "scope": f"'keys' of k.py:{line}"}
-        reason = [{"reason": f"overflows at k.py:{line}"}]
+        scope = {"name": "keys", "site": site}
+        row = {"site": site, "source": source, "scope": scope}
+        reason = [{"reason": f"refused: k.py:{line}: no."}]
         found = {
             "peak_at": f"add at k.py:{line} in iteration 3 of the loop at k.py:{line}",
             "buffers": ({**row, "nbytes": nbytes},),

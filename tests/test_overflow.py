@@ -68,7 +68,7 @@ def test_fc27_b_a_third_of_four_bytes() -> None:
         "of a budget of 1,048,576 B (1 MiB).",
         f"1 x 524,288 B from {line_of(two_halves, 2)} (zeros float32[256,512], outside",
         f"Largest live: float32[256,512] 524,288 B ({line_of(two_halves, 2)}); ",
-        "is 1,048,592 B: it would not fit either.",
+        "is at most 1,048,592 B: it would not fit either.",
         "take a smaller tile",
         "`with tl.scratch_scope():`",
         "kernel_scratch_mb",
@@ -115,7 +115,7 @@ def test_fc27_d_a_python_loop() -> None:
         ", number 4 of this line, at cursor 860,160 B",
         f"3 x 286,720 B from {line_of(work, 2)} (full float32[256,280], outside any "
         "scope, 2 out of reach)",
-        "is 573,440 B: it would fit.",
+        "is at most 573,440 B: it would fit.",
         "inside `with tl.scratch_scope():`: that gives back 573,440 B",
     ):
         assert part in text
@@ -200,17 +200,20 @@ def test_a_rolled_loop_without_a_scope() -> None:
     ]
     assert o.dead_bytes == 480 and o.live_bytes == 80
     text = str(error)
-    assert f"in iteration 6 of the loop at {line_of(work, 2)} asks for 48 B" in text
+    assert f"in iteration 6 of the loop at {line_of(work, 2)}, asks for 48 B" in text
     assert f"6 x 48 B from {line_of(work, 3)} (full float32[12], outside any" in text
     assert "6 out of reach" in text
     assert "it gives back 80 B an iteration, 480 B until here" in error.remedy
     assert f"the loop at {line_of(work, 2)} inside `with tl." in error.remedy
 
 
-def test_nested_rolled_loops() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_nested_rolled_loops(kept: bool) -> None:
     def work(tl: Any) -> None:
         for _ in tl.range(10):
-            tl.zeros((4,))
+            t = tl.zeros((4,))
+            if not kept:
+                del t
             for _ in tl.range(3):
                 tl.full((4,), 1.0)
 
@@ -218,9 +221,52 @@ def test_nested_rolled_loops() -> None:
     # 64 B an outer iteration; the fourth takes 16 + 2 x 16 more.
     assert steps(o) == [(3, 64), (2, 16)] and o.cursor_bytes == 240
     assert groups(o) == [
-        ("zeros", "float32[4]", 4, 64, 1, ""),
+        ("zeros", "float32[4]", 4, 64, int(kept), ""),
         ("full", "float32[4]", 11, 176, 0, ""),
     ]
+
+
+def test_what_is_dropped_before_is_out_of_reach() -> None:
+    """Also in the body of a rolled loop, and though it is recorded to its end."""
+
+    def work(tl: Any) -> None:
+        for _ in tl.range(100):
+            a = tl.full((4,), 1.0)
+            b = tl.arange(4)
+            del a
+            tl.zeros((64,))
+            del b
+
+    o = refused(work, 512).overflow
+    assert steps(o) == [(1, 288)] and o.cursor_bytes == 320
+    assert groups(o) == [
+        ("full", "float32[4]", 2, 32, 0, ""),
+        ("arange", "int32[4]", 2, 32, 1, ""),
+        ("zeros", "float32[64]", 1, 256, 0, ""),
+    ]
+
+
+def test_the_pe_is_named_where_pes_differ() -> None:
+    """In the first iteration, of which no growth is known."""
+
+    def work(tl: Any) -> None:
+        for _ in tl.range(8):
+            tl.zeros((4,))
+            for _ in tl.range(tl.program_id() - 2):
+                with tl.scratch_scope():
+                    tl.full((64,), 1.0)
+
+    with pytest.raises(kb.ScratchOverflowError) as caught:
+        calling(work, 256, num_pes=4).record()
+    o = caught.value.overflow
+    assert_consistent(o)
+    assert (o.pe, o.proven, o.cursor_bytes) == (3, True, 16)
+    assert steps(o) == [(0, None), (0, None)]
+    assert (
+        f" of kernel kernel on PE 3 in iteration 0 of the loop at {line_of(work, 1)}, "
+        f"iteration 0 of the loop at {line_of(work, 3)}, asks for" in str(caught.value)
+    )
+    assert refused(lambda tl: tl.zeros((65,)), 256).overflow.pe is None
 
 
 def test_an_open_scope() -> None:
@@ -253,12 +299,15 @@ def test_an_open_scope() -> None:
     assert "scope 'inner' of test_overflow.py" in error.remedy
 
 
-def test_a_growing_loop_inside_an_open_scope() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_growing_loop_inside_an_open_scope(kept: bool) -> None:
     def work(tl: Any) -> None:
         tl.zeros((4,))
         with tl.scratch_scope("sweep"):
             for _ in tl.range(100):
-                tl.full((8,), 1.0)
+                t = tl.full((8,), 1.0)
+                if not kept:
+                    del t
                 with tl.scratch_scope("tile"):
                     tl.arange(20)
 
@@ -271,7 +320,7 @@ def test_a_growing_loop_inside_an_open_scope() -> None:
     ]
     assert groups(o) == [
         ("zeros", "float32[4]", 1, 16, 0, ""),
-        ("full", "float32[8]", 6, 192, 1, "sweep"),
+        ("full", "float32[8]", 6, 192, int(kept), "sweep"),
     ]
 
 

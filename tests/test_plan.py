@@ -13,6 +13,7 @@ import pytest
 import kbjax as kb
 from kbjax import cases, data_phase, plan
 from kbjax.plan import Plan
+from tests import footprints
 from tests.footprints import MIB, OUT, call, calling, name_of
 
 X = jax.ShapeDtypeStruct((64, 4), "float32")  # 1,024 bytes
@@ -28,14 +29,14 @@ def held(found: Plan) -> list[tuple[str, str, int, int, str]]:
 def used(found: Plan) -> dict[str, tuple[int | None, int, int, int | None]]:
     """Scope -> (entered, high water, live at exit, allocated), without the store's."""
     return {
-        s.name: (
+        s.scope.name: (
             s.entered,
             s.high_water_bytes,
             s.live_at_exit_bytes,
             s.allocated_bytes,
         )
         for s in found.scopes
-        if s.name != "io"
+        if s.scope.name != "io"
     }
 
 
@@ -61,7 +62,7 @@ def test_a_straight_line() -> None:
     assert all(b.site.file == __file__ for b in found.buffers[:3])
     assert found.buffers[0].source == "a = tl.full((5,), 1.0)  # 20 B take 32"
     assert found.peak_at.startswith("full at footprints.py:")
-    assert (found.kernel, found.budget_bytes, found.overflow) == ("kernel", MIB, "")
+    assert (found.kernel, found.budget_bytes, found.overflow) == ("kernel", MIB, None)
     assert found.fits and found.candidates == ()
 
 
@@ -94,9 +95,10 @@ def test_a_scope_gives_back_what_it_took() -> None:
     assert used(found) == {"work": (1, 64, 64, 64)}
     assert (found.peak_scratch_bytes, found.persistent_bytes) == (80, 32)
     (scope, _) = found.scopes
-    assert scope.site.line == work.__code__.co_firstlineno + 2
+    assert scope.scope.site.line == work.__code__.co_firstlineno + 2
     assert scope.source == 'with tl.scratch_scope("work"):'
-    assert found.buffers[1].scope == f"'work' of test_plan.py:{scope.site.line}"
+    assert found.buffers[1].scope == scope.scope
+    assert str(scope.scope) == f"'work' of test_plan.py:{scope.scope.site.line}"
 
 
 def test_nested_scopes() -> None:
@@ -175,8 +177,11 @@ def test_an_inner_loop_that_shrinks_while_the_outer_grows() -> None:
         ("full", "float32[64]", 1, 256, "some"),
     ]
     assert used(found) == {"some": (3, 256, 256, 768)}
-    assert " in iteration 1 of the loop " in found.peak_at
-    assert " in iteration 0 of the loop " in found.peak_at
+    line = work.__code__.co_firstlineno + 1
+    assert found.peak_at.endswith(
+        f" in iteration 1 of the loop at test_plan.py:{line}, iteration 0 of the loop "
+        f"at test_plan.py:{line + 2}"
+    )
     assert found.persistent_bytes == 80
 
 
@@ -191,7 +196,19 @@ def test_the_peak_is_in_an_iteration_that_runs() -> None:
 
     found = calling(work).plan()
     line = work.__code__.co_firstlineno + 1
-    assert f" in iteration 3 of the loop at test_plan.py:{line} " in found.peak_at
+    assert found.peak_at.endswith(
+        f" in iteration 3 of the loop at test_plan.py:{line}, iteration 0 of the loop "
+        f"at test_plan.py:{line + 1}"
+    )
+
+
+def test_a_scope_that_takes_nothing() -> None:
+    def work(tl: Any) -> None:
+        for _ in tl.range(3):
+            with tl.scratch_scope("idle"):
+                pass
+
+    assert used(calling(work).plan()) == {"idle": (3, 0, 0, 0)}
 
 
 def test_a_scope_that_takes_nothing_in_some_entries() -> None:
@@ -232,11 +249,17 @@ def test_a_kernel_that_overflows_has_a_plan() -> None:
     assert found.peak_scratch_bytes == large.record().peak_scratch == 16 + 4800 + 16
     assert held(found) == held(large.plan())
     assert found.scopes == large.plan().scopes
-    assert found.overflow.startswith("TLContext scratch overflow: full at test_plan.py")
+    assert isinstance(found.overflow, kb.ScratchOverflowError)
+    told = str(found.overflow)
+    assert told == str(caught.value)
+    assert told.startswith("TLContext scratch overflow: full at test_plan.py")
     for part in (" in iteration 5 of the loop at test_plan.py:", caught.value.remedy):
-        assert part in found.overflow
-    assert found.overflow in str(found) and "does not fit" in str(found)
-    assert large.plan().overflow == ""
+        assert part in told and part in str(found)
+    assert told.splitlines()[0] in str(found) and "does not fit" in str(found)
+    shown = json.loads(json.dumps(found.to_dict()))["overflow"]
+    assert shown == json.loads(json.dumps(caught.value.to_dict()))
+    assert large.plan().overflow is None
+    assert large.plan().to_dict()["overflow"] is None
     with pytest.raises(kb.ScratchOverflowError):
         small.record()  # the plan's program is not kept
 
@@ -304,7 +327,11 @@ def test_to_dict() -> None:
     assert (first["op"], first["count"], first["nbytes"]) == ("full", 3, 48_000)
     line = work.__code__.co_firstlineno + 2
     assert first["site"] == {"file": __file__, "line": line}
-    assert (scope["name"], scope["entered"], scope["allocated_bytes"]) == ("io", 1, 16)
+    assert first["scope"] is None
+    assert (scope["entered"], scope["allocated_bytes"]) == (1, 16)
+    io = found.scopes[0].scope.site
+    site = {"file": footprints.__file__, "line": io.line}
+    assert scope["scope"] == {"name": "io", "site": site}
     text = str(found)
     for part in (
         "48,016 B",

@@ -41,9 +41,9 @@ def assert_as_replayed(plan: Plan, replays: list[Replay]) -> None:
         assert any(held in replay.peaks for replay in highest)
     assert sum(b.nbytes for b in plan.buffers) == plan.peak_scratch_bytes
     want = footprints.merged(replays)
-    assert sorted(scope.name for scope in plan.scopes) == sorted(want)
+    assert sorted(row.scope.name for row in plan.scopes) == sorted(want)
     for scope in plan.scopes:
-        row = want[scope.name]
+        row = want[scope.scope.name]
         assert scope.entered == row.entered
         assert scope.high_water_bytes == row.high_water
         assert scope.live_at_exit_bytes == row.live_at_exit
@@ -216,7 +216,7 @@ def test_scopes_allocate_what_their_rows_write(which: str, names: list[str]) -> 
     call, arrays = MADE[which]()
     plan, log = call.plan(*arrays), call.op_log(*arrays)
     columns, sizes = log.columns(), output_bytes(log)
-    assert [scope.name for scope in plan.scopes] == names
+    assert [row.scope.name for row in plan.scopes] == names
     for depth, scope in enumerate(plan.scopes, start=1):
         inside = columns["scope_depth"] >= depth
         by_pe = np.bincount(columns["pe"][inside], weights=sizes[inside])

@@ -87,7 +87,8 @@ def test_the_fitting_shape_is_padded_as_any_tile() -> None:
 
 def raised(error: kb.ScratchOverflowError) -> int:
     """The bytes of the scratch that the remedy asks for."""
-    found = re.search(r"raise kernel_scratch_mb to (\S+) or more", error.remedy)
+    remedy = error.remedy
+    found = re.search(r"raise kernel_scratch_mb to (\d+(\.\d{1,3})?) or more", remedy)
     assert found is not None
     return int(float(found[1]) * MIB)
 
@@ -102,11 +103,11 @@ def test_raising_the_scratch_as_it_says_works(extra: int) -> None:
 
     error = refused(work)
     enough = raised(error)
-    assert MIB + extra <= enough <= 2 * (MIB + extra)
+    assert MIB + extra <= enough <= MIB + extra + 16 + MIB // 1000 + 1
     assert calling(work, enough).record().peak_scratch == MIB + -(-extra // 16) * 16
 
 
-@pytest.mark.parametrize("elements", [MIB // 4 + 1, 300_001, 1_000_003])
+@pytest.mark.parametrize("elements", [MIB // 4 + 1, 300_001, 1_000_003, 250 * MIB + 4])
 def test_raising_the_scratch_for_one_tile_works(elements: int) -> None:
     def work(tl: Any) -> None:
         with tl.scratch_scope():
@@ -143,9 +144,9 @@ def test_the_message_lists_the_largest_lines_and_counts_the_rest() -> None:
     largest = re.search(r"^Largest live: (.*)\.$", text, re.MULTILINE)
     assert largest is not None
     assert [part.split()[0] for part in largest[1].split("; ")] == [
-        "float32[8,3]",
         "float32[9]",
         "float32[10]",
+        "float32[11]",
     ]
 
 
@@ -166,7 +167,11 @@ def test_to_dict_holds_the_message_and_the_fields() -> None:
     assert (
         loop["site"]["file"] == __file__ and shown["line"] == loop["site"]["line"] + 1
     )
-    assert scope == {"scope": o.scopes[0].scope, "held_bytes": o.scopes[0].held_bytes}
+    site = {"file": __file__, "line": loop["site"]["line"] - 1}
+    assert scope == {
+        "scope": {"name": "sweep", "site": site},
+        "held_bytes": o.scopes[0].held_bytes,
+    }
     keys = ("op", "tile", "count", "nbytes", "usable")
     want = [row[:5] for row in groups(o)]
     assert [tuple(group[key] for key in keys) for group in found["live"]] == want
