@@ -7,7 +7,6 @@ later iterations do to it.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -294,7 +293,6 @@ class Arena:
         for level in self.levels:
             scope = level.line or scope
             held += footprint.left_by(level.events, scope)
-        gc.collect()  # tiles in reference cycles are out of reach too
         held += moment.held
         at = moment.made.uid
         whole = replace(moment, held=tuple(self._in_reach(one, at) for one in held))

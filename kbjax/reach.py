@@ -56,8 +56,10 @@ _PLAIN = (
 
 def is_a(value: Any, kinds: Any) -> bool:
     """`isinstance`, which does not ask the value."""
-    kinds = kinds if type(kinds) is tuple else (kinds,)
-    return any(issubclass(type(value), kind) for kind in kinds)
+    return issubclass(type(value), kinds)
+
+
+_AS_THEY_ARE = frozenset({int, bool, str, bytes, type(None)})
 
 
 class Reached(NamedTuple):
@@ -105,7 +107,7 @@ def text(value: Any) -> str:
 
 
 def _number(value: Any) -> object | None:
-    if type(value) in (int, bool):
+    if type(value) in _AS_THEY_ARE:
         return type(value), value
     if is_a(value, enum.Enum):
         return str(value)
