@@ -303,8 +303,7 @@ def test_a_scalar_fits_where_it_does_in_the_iterations_that_run() -> None:
 
 
 def trips(tl: Any, i: Any) -> Any:
-    for j in tl.range(i):
-        yield j
+    yield from tl.range(i)
 
 
 @pytest.mark.parametrize(
