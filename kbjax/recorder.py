@@ -136,12 +136,16 @@ class Recorder:
         self._next_var = first_var = uid + 1
         written = self.written.mark()
         level = self.arena.enter_loop(loop_index, site, runs)
-        first = yield from self._body(level, first_index, start, step, site)
+        before = carried.snapshot(kernel_frame(), loop_index)
+        self.before[loop_index] = before
+        first = yield from self._body(level, first_index, start, step, site, before)
         self.arena.restart_iteration()
         self.written.rewind(written)
         self._next_var = first_var
         self._complete[loop_index] = first.block
-        second = yield from self._body(level, loop_index, start, step, site)
+        second = yield from self._body(
+            level, loop_index, start, step, site, first.after
+        )
         del self._complete[loop_index]
         certain = outside.violation(expr.const(1), trip) is None
         try:
@@ -165,15 +169,19 @@ class Recorder:
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
     def _body(
-        self, level: Level, loop_index: Var, start: Expr, step: int, site: Site
+        self,
+        level: Level,
+        loop_index: Var,
+        start: Expr,
+        step: int,
+        site: Site,
+        before: carried.Snapshot,
     ) -> Generator[Index, None, carried.Recording]:
-        """Let the kernel run a loop's body once."""
+        """Let the kernel run a loop's body once, from the variables `before`."""
         outside, self.domain = self.domain, self.domain.inside(loop_index)
         value = Index(_counted(loop_index, start, step), self)
         depth, written = len(self._blocks), self.written.mark()
         self._blocks.append([])
-        before = carried.snapshot(kernel_frame(), loop_index)
-        self.before.setdefault(loop_index, before)
         try:
             yield value
             self.raise_pending()
