@@ -324,8 +324,15 @@ def test_a_growing_loop_inside_an_open_scope(kept: bool) -> None:
     ]
 
 
-def test_an_inner_loop_that_runs_later_is_named_where_it_runs() -> None:
-    """The inner loop runs first where i = 3; 4 tiles of 16 B are held by then."""
+@pytest.mark.parametrize(
+    ("scratch_bytes", "op", "iterations", "cursor_bytes"),
+    [(128, "full", [3, 0], 64), (32, "zeros", [2], 32)],
+)
+def test_what_overflows_first_is_named_where_it_runs(
+    scratch_bytes: int, op: str, iterations: list[int], cursor_bytes: int
+) -> None:
+    """The inner loop runs first where i = 3, with 4 tiles of 16 B held by then; two of
+    these alone fill 32 B, which i = 2 passes."""
 
     def work(tl: Any) -> None:
         for i in tl.range(5):
@@ -334,23 +341,9 @@ def test_an_inner_loop_that_runs_later_is_named_where_it_runs() -> None:
                 with tl.scratch_scope():
                     tl.full((64,), 1.0)
 
-    o = refused(work, 128).overflow
-    assert [loop.iteration for loop in o.loops] == [3, 0]
-    assert o.cursor_bytes == 64
-
-
-def test_what_overflows_first_is_named() -> None:
-    """The first tiles pass the budget at i = 2, before the inner loop runs at i = 3."""
-
-    def work(tl: Any) -> None:
-        for i in tl.range(5):
-            tl.zeros((4,))
-            for _ in tl.range(i - 2):
-                with tl.scratch_scope():
-                    tl.full((64,), 1.0)
-
-    o = refused(work, 32).overflow
-    assert (o.op, [loop.iteration for loop in o.loops]) == ("zeros", [2])
+    o = refused(work, scratch_bytes).overflow
+    assert (o.op, [loop.iteration for loop in o.loops]) == (op, iterations)
+    assert o.cursor_bytes == cursor_bytes
 
 
 # --- drawn kernels -------------------------------------------------------------------
