@@ -140,7 +140,9 @@ class TensorHandle:
         name = _UFUNCS.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
             raise _foreign(f"numpy.{ufunc.__name__}", self)
-        return self._context.apply(name, *operands)
+        # NumPy hands its scalars over as arrays of no axes where it compares.
+        scalars = (x[()] if type(x) is np.ndarray else x for x in operands)
+        return self._context.apply(name, *scalars)
 
     @property
     def __jax_array__(self) -> Any:  # JAX asks for it before anything else
@@ -155,6 +157,17 @@ class TensorHandle:
         )
 
     __rmatmul__ = __matmul__
+
+    def _no_operator(self, *_: object) -> Any:
+        raise errors.KernelError(
+            "this operator is none of tiles",
+            site=here(),
+            got=str(self),
+            allowed="+ - * / // % **, unary -, comparisons, & | ~",
+        )
+
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = _no_operator
+    __rrshift__ = __divmod__ = __rdivmod__ = __pos__ = _no_operator
 
     def __setitem__(self, key: object, value: object) -> None:
         raise errors.KernelError(
@@ -182,12 +195,17 @@ def _foreign(function: str, held: TensorHandle | HbmView) -> errors.MemorySpaceE
 def _install_operators() -> None:
     """`a + b` is ``tl.add(a, b)`` and so on; `b + a` with a scalar likewise."""
 
-    def forward(name: str) -> Callable[[TensorHandle, object], Any]:
-        return lambda self, other: self._context.apply(name, self, other)
+    def forward(name: str) -> Callable[..., Any]:  # pow may have a modulus
+        return lambda self, *others: self._context.apply(name, self, *others)
 
     def reflected(name: str) -> Callable[[TensorHandle, object], Any]:
         return lambda self, other: self._context.apply(name, other, self)
 
+    def unary(name: str) -> Callable[[TensorHandle], Any]:
+        return lambda self: self._context.apply(name, self)
+
+    for dunder, name in UNARY_OPERATORS.items():
+        setattr(TensorHandle, f"__{dunder}__", unary(name))
     for dunder, name in BINARY_OPERATORS.items():
         setattr(TensorHandle, f"__{dunder}__", forward(name))
         if dunder not in ("lt", "le", "gt", "ge", "eq", "ne"):
@@ -197,15 +215,18 @@ def _install_operators() -> None:
 # Python's operator method -> row of the op table.
 BINARY_OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div",
+    "floordiv": "floordiv", "mod": "mod", "pow": "pow", "and": "and", "or": "or",
     "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
 }  # fmt: skip
+UNARY_OPERATORS = {"neg": "neg", "invert": "invert", "abs": "abs"}
 _install_operators()
 
 # NumPy's name of an operator -> row of the op table.
 _UFUNCS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div",
     "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
-    "equal": "eq", "not_equal": "ne",
+    "equal": "eq", "not_equal": "ne", "floor_divide": "floordiv", "remainder": "mod",
+    "power": "pow", "bitwise_and": "and", "bitwise_or": "or",
 }  # fmt: skip
 
 

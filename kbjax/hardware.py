@@ -93,7 +93,8 @@ class PeMath:
     overhead_ns: float = 16.0
     cycles: Mapping[str, float] = field(
         default_factory=lambda: {
-            "exp": 4, "exp2": 4, "log": 4, "sqrt": 4, "rsqrt": 4, "div": 4,
+            "exp": 4, "exp2": 4, "log": 4, "log2": 4, "sqrt": 4, "rsqrt": 4, "div": 4,
+            "floordiv": 4, "mod": 4, "pow": 8, "sigmoid": 8, "tanh": 8, "erf": 8,
             "softmax": 12,
         }
     )  # fmt: skip

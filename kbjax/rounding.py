@@ -30,40 +30,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from kbjax import dtypes, elementary, fma, products, reductions
 from kbjax.dtypes import DType
 from kbjax.layouts import Layout
+from kbjax.sealing import by_float32, canonical, meet, rounded, seal
 
 Array = jax.Array
-_TREE_LEVELS_A_FUSION = 3  # a fused tree doubles its code with each level
-
-
-def always_true() -> Array:
-    """A bool scalar that is true, which no compiler can know: a random number in [0, 1)
-    is less than 2."""
-    return lax.rng_uniform(jnp.float32(0), jnp.float32(1), shape=()) < 2
-
-
-def _seal(x: Array) -> Array:
-    """`x`, which no rewrite or constant folding reaches across."""
-    return lax.optimization_barrier(x)
-
-
-def _rounded(x: Array) -> Array:
-    """A result of arithmetic, rounded before it is used (cures 1 and 2)."""
-    return _seal(_canonical(x))
-
-
-def _canonical(x: Array) -> Array:
-    """`x` with every NaN the same one: which operand's NaN an instruction hands on
-    depends on how it was compiled. No contraction crosses the select."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return jnp.where(x == x, x, jnp.array(jnp.nan, x.dtype))
-
-
-def _meet(a: Array, b: Array) -> tuple[Array, Array]:
-    shape = jnp.broadcast_shapes(a.shape, b.shape)
-    return jnp.broadcast_to(a, shape), jnp.broadcast_to(b, shape)
 
 
 @dataclass(frozen=True)
@@ -83,77 +55,157 @@ class Rounding:
     # --- elementwise -----------------------------------------------------------------
 
     def add(self, a: Array, b: Array) -> Array:
-        return _rounded(jnp.add(*_meet(a, b)))
+        return rounded(jnp.add(*meet(a, b)))
 
     def subtract(self, a: Array, b: Array) -> Array:
-        return _rounded(jnp.subtract(*_meet(a, b)))
+        return rounded(jnp.subtract(*meet(a, b)))
 
     def multiply(self, a: Array, b: Array) -> Array:
-        return _rounded(jnp.multiply(*_meet(a, b)))
+        return rounded(jnp.multiply(*meet(a, b)))
 
     def divide(self, a: Array, b: Array) -> Array:
-        a, b = _meet(a, b)
-        return _rounded(jnp.divide(a, _seal(b)))
+        a, b = meet(a, b)
+        return rounded(jnp.divide(a, seal(b)))
+
+    def floor_divide(self, a: Array, b: Array) -> Array:
+        """Rounded down; an integer by 0 is 0, as in NumPy."""
+        a, b = meet(a, b)
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return _but_by_zero(jnp.floor_divide, a, b)
+        return rounded(by_float32(lambda *xs: self._divmod(*xs)[0], a, b))
+
+    def remainder(self, a: Array, b: Array) -> Array:
+        """With the sign of b; an integer by 0 is 0, as in NumPy."""
+        a, b = meet(a, b)
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return _but_by_zero(jnp.remainder, a, b)
+        return rounded(by_float32(lambda *xs: self._divmod(*xs)[1], a, b))
+
+    def _divmod(self, a: Array, b: Array) -> tuple[Array, Array]:
+        """(a // b, a % b) of float32, step by step as NumPy takes them."""
+        rest = seal(lax.rem(a, b))
+        quotient = self.divide(self.subtract(a, rest), b)
+        flips = (rest != 0) & ((b < 0) != (rest < 0))
+        quotient = jnp.where(flips, self.subtract(quotient, jnp.ones_like(b)), quotient)
+        rest = jnp.where(flips, self.add(rest, b), rest)
+        rest = jnp.where(rest == 0, jnp.copysign(jnp.zeros_like(b), b), rest)
+        whole = seal(jnp.floor(quotient))
+        up = self.subtract(quotient, whole) > 0.5
+        whole = jnp.where(up, self.add(whole, jnp.ones_like(b)), whole)
+        plain = self.divide(a, b)
+        zero = jnp.copysign(jnp.zeros_like(b), plain)
+        whole = jnp.where(quotient == 0, zero, whole)
+        whole = jnp.where(b == 0, plain, whole)
+        rest = jnp.where(b == 0, jnp.array(jnp.nan, b.dtype), rest)
+        return whole, rest
+
+    def power(self, a: Array, b: Array) -> Array:
+        """Floats by way of float32; integers wrap, and a negative power of theirs is 0,
+        but for bases 1 and -1."""
+        a, b = meet(a, b)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return self._apart(partial(by_float32, elementary.power), a, b)
+        return elementary.integer_power(a, b)
+
+    def fma(self, a: Array, b: Array, c: Array) -> Array:
+        """a * b + c with one rounding to the operands' dtype."""
+        a, b, c = meet(a, b, c)
+        return rounded(fma.fma(a, b, c))
+
+    def neg(self, x: Array) -> Array:
+        return canonical(jnp.negative(x))
+
+    def abs(self, x: Array) -> Array:
+        return canonical(jnp.abs(x))
+
+    def invert(self, x: Array) -> Array:
+        return jnp.invert(x)
+
+    def bitwise_and(self, a: Array, b: Array) -> Array:
+        return jnp.bitwise_and(*meet(a, b))
+
+    def bitwise_or(self, a: Array, b: Array) -> Array:
+        return jnp.bitwise_or(*meet(a, b))
+
+    def clamp(self, x: Array, low: Array, high: Array) -> Array:
+        return self.minimum(self.maximum(x, low), high)
+
+    def floor(self, x: Array) -> Array:
+        return canonical(by_float32(jnp.floor, x))
+
+    def ceil(self, x: Array) -> Array:
+        return canonical(by_float32(jnp.ceil, x))
 
     def maximum(self, a: Array, b: Array) -> Array:
-        return _canonical(jnp.maximum(*_meet(a, b)))
+        return canonical(jnp.maximum(*meet(a, b)))
 
     def minimum(self, a: Array, b: Array) -> Array:
-        return _canonical(jnp.minimum(*_meet(a, b)))
+        return canonical(jnp.minimum(*meet(a, b)))
 
     def less(self, a: Array, b: Array) -> Array:
-        return jnp.less(*_meet(a, b))
+        return jnp.less(*meet(a, b))
 
     def less_equal(self, a: Array, b: Array) -> Array:
-        return jnp.less_equal(*_meet(a, b))
+        return jnp.less_equal(*meet(a, b))
 
     def greater(self, a: Array, b: Array) -> Array:
-        return jnp.greater(*_meet(a, b))
+        return jnp.greater(*meet(a, b))
 
     def greater_equal(self, a: Array, b: Array) -> Array:
-        return jnp.greater_equal(*_meet(a, b))
+        return jnp.greater_equal(*meet(a, b))
 
     def equal(self, a: Array, b: Array) -> Array:
-        return jnp.equal(*_meet(a, b))
+        return jnp.equal(*meet(a, b))
 
     def not_equal(self, a: Array, b: Array) -> Array:
-        return jnp.not_equal(*_meet(a, b))
+        return jnp.not_equal(*meet(a, b))
 
     def where(self, cond: Array, a: Array, b: Array) -> Array:
-        shape = jnp.broadcast_shapes(cond.shape, a.shape, b.shape)
-        cond, a, b = (jnp.broadcast_to(x, shape) for x in (cond, a, b))
+        cond, a, b = meet(cond, a, b)
         return jnp.where(cond, a, b)
 
     def exp(self, x: Array) -> Array:
-        return self._apart(partial(_by_float32, jnp.exp), x)
+        return self._apart(partial(by_float32, jnp.exp), x)
 
     def exp2(self, x: Array) -> Array:
-        return self._apart(partial(_by_float32, jnp.exp2), x)
+        return self._apart(partial(by_float32, elementary.exp2), x)
 
     def log(self, x: Array) -> Array:
-        return self._apart(partial(_by_float32, jnp.log), x)
+        return self._apart(partial(by_float32, elementary.log), x)
+
+    def log2(self, x: Array) -> Array:
+        return self._apart(partial(by_float32, elementary.log2), x)
+
+    def sigmoid(self, x: Array) -> Array:
+        return self._apart(partial(by_float32, jax.nn.sigmoid), x)
+
+    def tanh(self, x: Array) -> Array:
+        return self._apart(partial(by_float32, jnp.tanh), x)
+
+    def erf(self, x: Array) -> Array:
+        return self._apart(partial(by_float32, elementary.erf), x)
 
     def sqrt(self, x: Array) -> Array:
-        return _seal(_by_float32(jnp.sqrt, x))
+        return seal(by_float32(jnp.sqrt, x))
 
     def rsqrt(self, x: Array) -> Array:
         """1 / sqrt(x) in two roundings of float32."""
 
         def inverse(y: Array) -> Array:
-            return self.divide(jnp.ones_like(y), _seal(jnp.sqrt(y)))
+            return self.divide(jnp.ones_like(y), seal(jnp.sqrt(y)))
 
-        return _seal(_by_float32(inverse, x))
+        return seal(by_float32(inverse, x))
 
-    def _apart(self, function: Any, x: Array) -> Array:
-        """A function of x that is fused with nothing (cure 5), and of whose result
-        nothing is known (cure 1)."""
-        result = jax.eval_shape(function, x)
-        return _seal(
+    def _apart(self, function: Any, *xs: Array) -> Array:
+        """A function that is fused with nothing (cure 5), and of whose result nothing
+        is known (cure 1)."""
+        result = jax.eval_shape(function, *xs)
+        return seal(
             lax.cond(
                 self.always,
                 function,
-                lambda y: jnp.zeros(result.shape, result.dtype),
-                _seal(x),
+                lambda *_: jnp.zeros(result.shape, result.dtype),
+                *seal(xs),
             )
         )
 
@@ -164,12 +216,21 @@ class Rounding:
     # --- reductions ------------------------------------------------------------------
 
     def sum(self, x: Array, axis: int | None, keepdims: bool) -> Array:
-        return _reduced(jnp.add, -0.0, x, axis, keepdims)
+        return reductions.reduced(jnp.add, -0.0, x, axis, keepdims)
 
     def max(self, x: Array, axis: int | None, keepdims: bool) -> Array:
-        floating = jnp.issubdtype(x.dtype, jnp.floating)
-        lowest = -jnp.inf if floating else jnp.iinfo(x.dtype).min
-        return _reduced(jnp.maximum, lowest, x, axis, keepdims)
+        lowest = reductions.extreme(x.dtype, largest=False)
+        return reductions.reduced(jnp.maximum, lowest, x, axis, keepdims)
+
+    def min(self, x: Array, axis: int | None, keepdims: bool) -> Array:
+        highest = reductions.extreme(x.dtype, largest=True)
+        return reductions.reduced(jnp.minimum, highest, x, axis, keepdims)
+
+    def argmax(self, x: Array, axis: int | None, keepdims: bool) -> Array:
+        return reductions.position(x, axis, keepdims, largest=True)
+
+    def argmin(self, x: Array, axis: int | None, keepdims: bool) -> Array:
+        return reductions.position(x, axis, keepdims, largest=False)
 
     def softmax(self, x: Array, axis: int) -> Array:
         shifted = self.subtract(x, self.max(x, axis, True))
@@ -181,35 +242,26 @@ class Rounding:
     def transpose(self, x: Array) -> Array:
         return jnp.swapaxes(x, 0, 1)  # no barrier: dot folds it
 
-    def dot(self, a: Array, b: Array, layouts: tuple[Layout, Layout]) -> Array:
-        """(M, K) x (K, N) in float32, or (P, M, K) x (P, K, N).
-
-        A batched product would be another of XLA's kernels, which rounds otherwise; one
-        product a PE is the same as on one PE.
+    def dot(
+        self,
+        a: Array,
+        b: Array,
+        acc: Array | None,
+        layouts: tuple[Layout, Layout],
+        out_dtype: str | None,
+    ) -> Array:
+        """(M, K) x (K, N) in float32, or int32 of integers; or with a PE axis in front.
 
         Args:
           a, b: the operands.
-          layouts: how each is taken (kbjax.layouts). An untransposed one is contracted
-            along the axis where it was before the transposition.
+          acc: (M, N), added to the product with one more rounding.
+          layouts: how each operand is taken (kbjax.layouts).
+          out_dtype: of the result.
         """
-        contract = (
-            0 if layouts[0] == "untransposed" else 1,
-            1 if layouts[1] == "untransposed" else 0,
-        )
-        a, b = self._laid_out(a, layouts[0]), self._laid_out(b, layouts[1])
-        if a.ndim == 2:
-            return _matrix_product(a, b, contract)
-        pes = range(a.shape[0])
-        return jnp.stack([_matrix_product(a[pe], b[pe], contract) for pe in pes])
-
-    def _laid_out(self, x: Array, layout: Layout) -> Array:
-        if layout == "plain":
-            return x
-        if layout == "untransposed":
-            x = jnp.swapaxes(x, -1, -2)
-            if not self.physical:
-                return x
-        return _seal(x.reshape(-1)).reshape(x.shape)
+        result = products.product(a, b, layouts, self.physical)
+        if acc is not None:
+            result = self.add(acc, result)
+        return result if out_dtype is None else self.cast(result, dtypes.of(out_dtype))
 
     # --- types and creation ----------------------------------------------------------
 
@@ -219,11 +271,11 @@ class Rounding:
             return x
         if dtype.kind == "bool":
             return _is_nonzero(x)
-        if dtype.kind == "float" and not jnp.issubdtype(x.dtype, jnp.floating):
-            if dtype.name == "bfloat16" and x.dtype != jnp.bool_:
-                x = _to_odd(x)
+        if dtype.is_float and not jnp.issubdtype(x.dtype, jnp.floating):
+            if dtype.name != "float32" and x.dtype == jnp.int32:
+                x = _int_to_odd(x)
             return self._apart(lambda y: y.astype(dtype.numpy), x)
-        return _seal(x.astype(dtype.numpy))
+        return seal(x.astype(dtype.numpy))
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
         return jnp.broadcast_to(x, shape)
@@ -231,10 +283,16 @@ class Rounding:
     def full(self, shape: tuple[int, ...], value: Any, dtype: DType) -> Array:
         """Sealed: a folded constant would round as XLA's compiler does, not as its
         code."""
-        return _seal(jnp.full(shape, value, dtype.numpy))
+        return seal(jnp.full(shape, value, dtype.numpy))
 
     def arange(self, start: int, size: int, dtype: DType) -> Array:
-        return _seal(jnp.arange(start, start + size, dtype=dtype.numpy))
+        return seal(jnp.arange(start, start + size, dtype=dtype.numpy))
+
+
+def _but_by_zero(divide: Any, a: Array, b: Array) -> Array:
+    """A division of integers that gives 0 where the divisor is 0."""
+    by_zero = b == 0
+    return jnp.where(by_zero, 0, divide(a, jnp.where(by_zero, 1, b)))
 
 
 def _is_nonzero(x: Array) -> Array:
@@ -246,61 +304,10 @@ def _is_nonzero(x: Array) -> Array:
     return (bits << 1) != 0
 
 
-def _by_float32(function: Any, x: Array) -> Array:
-    """A function of 16-bit floats by way of float32."""
-    return function(x.astype(jnp.float32)).astype(x.dtype)
-
-
-def _to_odd(x: Array) -> Array:
+def _int_to_odd(x: Array) -> Array:
     """int32 rounded to 24 bits, to odd where inexact: XLA goes to bfloat16 by way of
     float32, and only so does that round once."""
     high = x & ~0xFF
     sticky = jnp.where(high == x, 0, 0x100)
     fits = jnp.abs(x) < 1 << 24
     return jnp.where(fits, x, high | sticky)
-
-
-def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
-    rows, columns = a.shape[1 - contract[0]], b.shape[1 - contract[1]]
-    product = lax.dot_general(
-        _two_wide(a, 1 - contract[0]),
-        _two_wide(b, 1 - contract[1]),
-        (((contract[0],), (contract[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
-    return _seal(product)[:rows, :columns]
-
-
-def _two_wide(x: Array, axis: int) -> Array:
-    """An outer axis of 1 padded to 2: XLA's matrix-vector kernel adds in an order that
-    depends on what it is fused with."""
-    if x.shape[axis] != 1:
-        return x
-    return jnp.concatenate([x, jnp.zeros_like(x)], axis=axis)
-
-
-def _reduced(
-    combine: Any, neutral: float, x: Array, axis: int | None, keepdims: bool
-) -> Array:
-    """Halves combined with halves until one is left, padded with `neutral`."""
-    if axis is None:
-        shape = (1,) * x.ndim if keepdims else ()
-        return _reduced(combine, neutral, x.reshape(-1), 0, False).reshape(shape)
-    axis %= x.ndim
-    size = x.shape[axis]
-    width = 1 << (size - 1).bit_length()
-    if width != size:
-        padding = [(0, 0)] * x.ndim
-        padding[axis] = (0, width - size)
-        x = jnp.pad(x, padding, constant_values=jnp.array(neutral, x.dtype))
-    level = 0
-    while width > 1:
-        width //= 2
-        low = lax.slice_in_dim(x, 0, width, axis=axis)
-        x = combine(low, lax.slice_in_dim(x, width, 2 * width, axis=axis))
-        level += 1
-        if level % _TREE_LEVELS_A_FUSION == 0:
-            x = _seal(x)
-    x = _rounded(x)
-    return x if keepdims else jnp.squeeze(x, axis)

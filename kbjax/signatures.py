@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from kbjax import dtypes, errors, expr
-from kbjax.dtypes import BOOL, FLOAT32, DType, Shape, type_text
+from kbjax.domain import Domain, Violation
+from kbjax.dtypes import BOOL, FLOAT32, INT32, DType, Shape, type_text
 from kbjax.expr import Expr
 from kbjax.program import Scalar
 from kbjax.site import here
@@ -26,6 +27,8 @@ class Row(Protocol):
     def name(self) -> str: ...
     @property
     def accepts(self) -> tuple[dtypes.Kind, ...]: ...
+    @property
+    def dtypes(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,24 @@ class Tile:
         return type_text(self.shape, self.dtype)
 
 
-Argument = Tile | Expr | Scalar
+@dataclass(frozen=True)
+class Symbolic:
+    """An operand that is a symbolic integer, and the iterations that run it."""
+
+    value: Expr
+    domain: Domain
+
+    def outside(self, low: int | None, high: int | None) -> Violation | None:
+        """The first iteration in which it is below `low` or above `high`, if any."""
+        below = low is not None and self.domain.violation(expr.const(low), self.value)
+        above = high is not None and self.domain.violation(self.value, expr.const(high))
+        return below or above or None
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Argument = Tile | Symbolic | Scalar
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ def _tiles(operands: Sequence[Argument]) -> list[Tile]:
 def _weak(value: Argument) -> bool | int | float:
     """A scalar operand by kind; a symbolic integer is a weak int."""
     assert not isinstance(value, Tile)
-    return 0 if isinstance(value, Expr) else value
+    return 0 if isinstance(value, Symbolic) else value
 
 
 def _common(op: Row, operands: Sequence[Argument]) -> DType:
@@ -88,7 +108,7 @@ def _common(op: Row, operands: Sequence[Argument]) -> DType:
     tiles = _tiles(operands)
     common = tiles[0].dtype if tiles else BOOL
     for tile in tiles[1:]:
-        common = dtypes.promote(common, tile.dtype)
+        common = _promoted(op, common, tile.dtype)
     for value in operands:
         if not isinstance(value, Tile):
             weak = _weak(value)
@@ -101,13 +121,24 @@ def _common(op: Row, operands: Sequence[Argument]) -> DType:
     return common
 
 
-def check_value(what: str, value: Expr | Scalar, dtype: DType) -> None:
+def _promoted(op: Row, a: DType, b: DType) -> DType:
+    common = dtypes.promote(a, b)
+    if common is None:
+        raise errors.DTypeError(
+            f"{op.name} of {a} and {b}: a float8 meets its own type only",
+            site=here(),
+            remedy='Convert with tl.cast(x, "bfloat16"), which holds every float8',
+        )
+    return common
+
+
+def check_value(what: str, value: Symbolic | Scalar, dtype: DType) -> None:
     """Refuse a number that a new tile of `dtype` does not hold.
 
     Raises:
       DTypeError: at the kernel's line; `what` names the argument.
     """
-    if isinstance(value, float) and dtype.kind != "float":
+    if isinstance(value, float) and not dtype.is_float:
         raise errors.DTypeError(
             f"{what}: {value!r} is no value of {dtype}",
             site=here(),
@@ -116,33 +147,38 @@ def check_value(what: str, value: Expr | Scalar, dtype: DType) -> None:
     _check_fits(what, value, dtype, "give another dtype")
 
 
-def _check_fits(what: str, value: Expr | Scalar, dtype: DType, instead: str) -> None:
-    """A weak integer must be a value of the tile's type."""
-    if isinstance(value, Expr):  # symbolic integers are proven to be int32
-        low, high = expr.bounds(value)
-        low, high = max(low, -(2**31)), min(high, 2**31 - 1)
-    elif isinstance(value, int):
-        low = high = int(value)
+def _check_fits(
+    what: str, value: Symbolic | Scalar, dtype: DType, instead: str
+) -> None:
+    """A weak scalar must be a value of the tile's type, but for rounding."""
+    where: Violation | None = None
+    if isinstance(value, Symbolic):  # proven to be int32
+        where = value.outside(*(dtype.integers or (None, None)))
+        fits = where is None
     else:
-        return
-    if not (dtype.holds(low) and dtype.holds(high)) or max(-low, high) >= 1 << 1023:
+        fits = isinstance(value, bool) or dtype.holds(value)
+    if not fits:
         raise errors.DTypeError(
-            f"{what}: the scalar {value} is no value of {dtype}",
+            f"{what}: the scalar {_number(value)} is no value of {dtype}{where or ''}",
             site=here(),
             remedy=f"Use a value that {dtype} holds, or {instead}",
         )
 
 
+def _number(value: Symbolic | Scalar) -> str:
+    """As text; Python refuses to print integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"
+    return str(value)
+
+
 def _check_kinds(op: Row, found: Sequence[DType]) -> None:
     for dtype in found:
         if dtype.kind not in op.accepts:
-            taken = [
-                row.name for row in dtypes.TABLE.values() if row.kind in op.accepts
-            ]
             raise errors.DTypeError(
                 f"{op.name} does not take {dtype}",
                 site=here(),
-                allowed=", ".join(taken),
+                allowed=", ".join(op.dtypes),
                 remedy="Convert with tl.cast(x, dtype)",
             )
 
@@ -158,13 +194,33 @@ def elementwise(
     ) -> Signature:
         del attrs
         common = _common(op, operands)
-        if of_integers is not None and common.kind != "float":
-            common = of_integers
         _check_kinds(op, [common])
+        if of_integers is not None and not common.is_float:
+            common = of_integers
         shape = broadcast_shapes(op.name, [tile.shape for tile in _tiles(operands)])
         return Signature(shape, result or common, (common,) * len(operands))
 
     return rule
+
+
+def power(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Signature:
+    """As elementwise; an integer tile has no negative power that is an integer."""
+    exponent = operands[1]
+    signature = elementwise()(op, operands, attrs)
+    negative, where = False, None
+    if isinstance(exponent, Symbolic):
+        where = exponent.outside(0, None)
+        negative = where is not None
+    elif not isinstance(exponent, Tile):
+        negative = exponent < 0
+    if negative and signature.dtype.kind == "int":
+        raise errors.DTypeError(
+            f"pow: {signature.dtype} ** {exponent} is no {signature.dtype}"
+            f"{where or ''}",
+            site=here(),
+            remedy='Convert the base with tl.cast(x, "float32")',
+        )
+    return signature
 
 
 def where(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Signature:
@@ -194,9 +250,9 @@ def normalised_axis(op: str, axis: object, rank: int) -> int:
     return axis % rank
 
 
-def reduction(accumulates: bool) -> Rule:
+def reduction(accumulates: bool = False, index: bool = False) -> Rule:
     """Drop `axis` (None: all axes) or keep it as 1; `accumulates`: bool and small
-    integers give int32."""
+    integers give int32; `index`: the result is a position, int32."""
 
     def rule(
         op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]
@@ -214,6 +270,8 @@ def reduction(accumulates: bool) -> Rule:
             for i, size in enumerate(tile.shape)
             if attrs["keepdims"] or i not in axes
         )
+        if index:
+            return Signature(shape, INT32, (tile.dtype,))
         exact = not accumulates or tile.dtype.kind == "float"
         out = tile.dtype if exact else dtypes.of(tile.dtype.accumulator)
         add_in = dtypes.of(tile.dtype.accumulator) if accumulates else tile.dtype
@@ -227,18 +285,30 @@ def softmax(
 ) -> Signature:
     (tile,) = _tiles(operands)
     _check_kinds(op, [tile.dtype])
+    if not tile.shape:
+        raise errors.ShapeError(
+            "softmax of a tile without axes",
+            site=here(),
+            allowed="a tile of at least 1 axis",
+            remedy="Add an axis with tl.expand_dims",
+        )
     normalised_axis(op.name, attrs["axis"], len(tile.shape))
     return Signature(tile.shape, tile.dtype, (FLOAT32,))
 
 
 def dot(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Signature:
-    del attrs
+    """(M, K) x (K, N), and an accumulator (M, N) where there is one; the result has the
+    accumulator's dtype, or `out_dtype`."""
     tiles = _tiles(operands)
-    if len(tiles) != 2:
+    if len(tiles) != len(operands):
         raise errors.DTypeError(
-            "dot multiplies two tiles", site=here(), allowed="two tiles of 2 axes"
+            "dot multiplies two tiles, and adds a third to the product as acc",
+            site=here(),
+            got=", ".join(map(str, operands)),
+            allowed="tiles of 2 axes",
+            remedy="Make a tile of the accumulator's dtype with tl.full",
         )
-    a, b = tiles
+    a, b, *acc = tiles
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         hint = ""
         if len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[1]:
@@ -250,9 +320,23 @@ def dot(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Sign
             remedy=hint or "Make both tiles of 2 axes, and their K equal",
         )
     _check_kinds(op, [a.dtype, b.dtype])
-    common = dtypes.promote(a.dtype, b.dtype)
+    float8 = "float8" in (a.dtype.kind, b.dtype.kind)
+    # A float8 is multiplied as the float32 that it is.
+    common = FLOAT32 if float8 else _promoted(op, a.dtype, b.dtype)
     accumulator = dtypes.of(common.accumulator)
-    return Signature((a.shape[0], b.shape[1]), accumulator, (common, common))
+    shape = (a.shape[0], b.shape[1])
+    for tile in acc:
+        wrong = errors.ShapeError if tile.shape != shape else errors.DTypeError
+        if (tile.shape, tile.dtype) != (shape, accumulator):
+            raise wrong(
+                f"dot adds its accumulator, of the product's shape, in {accumulator}",
+                site=here(),
+                got=str(tile),
+                allowed=str(Tile(shape, accumulator)),
+                remedy="Convert it with tl.cast, or make it with tl.zeros",
+            )
+    out = dtypes.of(attrs["out_dtype"]) if attrs["out_dtype"] else accumulator
+    return Signature(shape, out, (common, common, *(accumulator for _ in acc)))
 
 
 def trans(op: Row, operands: Sequence[Argument], attrs: Mapping[str, Any]) -> Signature:

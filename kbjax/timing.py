@@ -30,6 +30,7 @@ from kbjax.program import (
     Ref,
     Scope,
     StoreCmd,
+    When,
 )
 
 Engine = Literal["dma", "gemm", "math"]
@@ -142,8 +143,9 @@ def _work(command: Command, hardware: Hardware, loops: tuple[Var, ...]) -> Work:
     assert isinstance(command, OpCmd)
     row = ops.TABLE[command.op]
     if row.engine == "gemm":
-        (m, k), (_, n) = shapes
-        cost = hardware.pe_gemm.compute_ps(m, n, k, command.reads[0].dtype.name)
+        (m, k), (_, n), *_ = shapes
+        factors = {ref.dtype.name for ref in command.reads[:2]}  # the slower one's rate
+        cost = max(hardware.pe_gemm.compute_ps(m, n, k, name) for name in factors)
     else:
         cost = hardware.pe_math.compute_ps(row.elements(out.shape, shapes), row.name)
     return Work(
@@ -170,8 +172,10 @@ def _differs_by_pe(program: Program, works: Sequence[Work]) -> bool:
     if program.num_pes == 1:
         return False
     exprs: list[Expr] = []
+    for item in program.walk():
+        if isinstance(item, Loop | When):
+            exprs.append(item.trip if isinstance(item, Loop) else item.condition)
     for work in works:
-        exprs += [loop.trip for loop in work.loops]
         for ref in (*work.command.reads, work.command.writes):
             if ref is not None:
                 exprs.append(program.offset(ref))
@@ -226,6 +230,8 @@ class _Machine:
         self, block: Block, env: dict[Var, int], iteration: tuple[int, ...]
     ) -> None:
         for item in block:
+            if isinstance(item, When) and not expr.evaluate(item.condition, env):
+                continue
             if isinstance(item, Scope):
                 self._block(item.body, env, iteration)
             elif isinstance(item, Loop):

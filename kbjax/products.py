@@ -1,0 +1,74 @@
+"""Matrix products that add in an order which the program alone decides.
+
+Cure 4 of kbjax.rounding: XLA picks a product's kernel by the layout of its operands and
+by M = 1. Layouts follow from the program (kbjax.layouts), and one row is padded to two.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kbjax.layouts import Layout
+from kbjax.sealing import seal
+
+Array = jax.Array
+
+
+def product(
+    a: Array, b: Array, layouts: tuple[Layout, Layout], physical: bool
+) -> Array:
+    """(M, K) x (K, N) in float32 (int32 of integers), or (P, M, K) x (P, K, N).
+
+    A batched product would be another of XLA's kernels, which rounds otherwise; one
+    product a PE is the same as on one PE.
+
+    Args:
+      a, b: the operands, of one dtype.
+      layouts: how each is taken. An untransposed one is contracted along the axis where
+        it was before the transposition.
+      physical: whether a transposed operand is a stored copy, whose transposition must
+        be made physical for the product to see the layout that it sees where the
+        transposition is only a value.
+    """
+    contract = (
+        0 if layouts[0] == "untransposed" else 1,
+        1 if layouts[1] == "untransposed" else 0,
+    )
+    a, b = _laid_out(a, layouts[0], physical), _laid_out(b, layouts[1], physical)
+    if a.ndim == 2:
+        return _matrix_product(a, b, contract)
+    pes = range(a.shape[0])
+    return jnp.stack([_matrix_product(a[pe], b[pe], contract) for pe in pes])
+
+
+def _laid_out(x: Array, layout: Layout, physical: bool) -> Array:
+    if layout == "plain":
+        return x
+    if layout == "untransposed":
+        x = jnp.swapaxes(x, -1, -2)
+        if not physical:
+            return x
+    return seal(x.reshape(-1)).reshape(x.shape)
+
+
+def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
+    rows, columns = a.shape[1 - contract[0]], b.shape[1 - contract[1]]
+    floating = jnp.issubdtype(a.dtype, jnp.floating)
+    product_ = lax.dot_general(
+        _two_wide(a, 1 - contract[0]),
+        _two_wide(b, 1 - contract[1]),
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32 if floating else jnp.int32,
+    )
+    return seal(product_)[:rows, :columns]
+
+
+def _two_wide(x: Array, axis: int) -> Array:
+    """An outer axis of 1 padded to 2: XLA's matrix-vector kernel adds in an order that
+    depends on what it is fused with."""
+    if x.shape[axis] != 1:
+        return x
+    return jnp.concatenate([x, jnp.zeros_like(x)], axis=axis)
