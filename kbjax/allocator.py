@@ -14,8 +14,9 @@ from functools import partial
 from typing import Literal
 
 from kbjax import errors, footprint
+from kbjax.domain import Domain
 from kbjax.dtypes import DType, Shape
-from kbjax.expr import Var
+from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation, Event, Held, LoopTrace, Moment, ScopeTrace
 from kbjax.hardware import PeTcm
 from kbjax.site import ScopeLine, Site
@@ -31,34 +32,41 @@ class Lease:
 @dataclass(frozen=True)
 class Death:
     """How an allocation's bytes were given back: its scope or loop iteration ended, or
-    the loop that made it was refused."""
+    the loop that made it was refused. `block` is what ended, as the kernel has it."""
 
     cause: Literal["scope", "iteration", "refused"]
     site: Site
     loop: Var | None = None
+    block: str = ""
 
 
 @dataclass(eq=False)
 class Level:
-    """A block that is being recorded: the kernel, a scope (`line`), or a loop's body
-    (`index`, `site`).
+    """A block that is being recorded: the kernel, a scope (`line`; of a `when` also
+    `condition`), or a loop's body (`index`, `site`).
 
     Attributes:
       start_bytes, first_uid: the cursor and the next allocation where it began.
-      loops, scope_depth, runs: the open loops and scopes, itself among them, and
-        whether all these loops have an iteration that runs.
+      domain, scope_depth, runs: the iterations that run it, the open scopes, itself
+        among them, and whether there is such an iteration.
       events: what it has allocated so far.
     """
 
     start_bytes: int = 0
     first_uid: int = 0
-    loops: tuple[Var, ...] = ()
+    domain: Domain = field(default_factory=Domain)
     scope_depth: int = 0
     runs: bool = True
     line: ScopeLine | None = None
+    condition: Expr | None = None
     index: Var | None = None
     site: Site | None = None
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """How a kernel writes it, if it is a `with` block."""
+        return "scratch_scope" if self.condition is None else "when"
 
 
 @dataclass
@@ -108,7 +116,7 @@ class Arena:
             return self.deaths.get(allocation.uid)
         # It belongs to a first recording of a loop's body, or to a refused loop.
         loop = allocation.loops[-1]
-        closed = loop in self.growth_bytes or loop in self.innermost.loops
+        closed = loop in self.growth_bytes or loop in self.innermost.domain.loops
         return Death("iteration" if closed else "refused", self.loop_sites[loop], loop)
 
     def allocate(
@@ -133,13 +141,13 @@ class Arena:
             nbytes=nbytes,
             aligned_bytes=self.tcm.aligned(nbytes),
             cursor_bytes=self.cursor,
-            loops=level.loops,
+            domain=level.domain,
             scope_depth=level.scope_depth,
             site=site,
         )
         if level.runs:
             if self._overflows(made.end_bytes):
-                at = footprint.first_run(made.loops)
+                at = footprint.first_run(made.domain)
                 if not any(at.get(loop, 0) for loop in made.loops):
                     now = Moment(made, at, self.cursor, (), self._open_scopes())
                     raise self._overflow(now, {})
@@ -162,16 +170,22 @@ class Arena:
 
     # --- scopes ----------------------------------------------------------------------
 
-    def enter_scope(self, line: ScopeLine) -> Level:
+    def enter_scope(self, line: ScopeLine, condition: Expr | None = None) -> Level:
+        """Open a scope, which runs where the condition is not 0."""
         outer = self.innermost
+        domain, runs = outer.domain, outer.runs
+        if condition is not None:
+            domain = domain.where(condition)
+            runs = runs and not domain.never_runs()
         self.levels.append(
             Level(
                 self.cursor,
                 self._next_uid,
-                outer.loops,
+                domain,
                 outer.scope_depth + 1,
-                outer.runs,
+                runs,
                 line=line,
+                condition=condition,
             )
         )
         return self.innermost
@@ -186,9 +200,16 @@ class Arena:
         assert scope.line is not None
         rewound = self.cursor - scope.start_bytes
         self.cursor = scope.start_bytes
-        self._bury(scope.first_uid, Death("scope", scope.line.site))
+        death = Death("scope", scope.line.site, block=scope.kind)
+        self._bury(scope.first_uid, death)
         if scope.runs:
-            closed = ScopeTrace(scope.line, scope.start_bytes, tuple(scope.events))
+            closed = ScopeTrace(
+                scope.line,
+                scope.start_bytes,
+                tuple(scope.events),
+                scope.domain,
+                conditional=scope.condition is not None,
+            )
             self.innermost.events.append(closed)
         return scope.start_bytes, rewound
 
@@ -206,7 +227,7 @@ class Arena:
             Level(
                 self.cursor,
                 self._next_uid,
-                (*outer.loops, index),
+                outer.domain.inside(index),
                 outer.scope_depth,
                 outer.runs and runs,
                 index=index,
@@ -257,8 +278,8 @@ class Arena:
             assert self.budget_bytes is not None
             around = self._open_scopes()
             found = footprint.moment((closed,), self.budget_bytes, around)
-            at = {**footprint.first_run(found.made.loops), **found.iterations}
-            if not any(at.get(open_, 0) for open_ in loop.loops[:-1]):
+            at = {**footprint.first_run(found.made.domain), **found.iterations}
+            if not any(at.get(open_, 0) for open_ in loop.domain.loops[:-1]):
                 loop.events.clear()
                 found = replace(found, iterations=at)
                 problem = self._overflow(found, footprint.growths((closed,)))

@@ -46,6 +46,18 @@ def unread(frame: FrameType) -> Unread:
     return Unread(names - live[frame.f_lasti], names - live.get(exit_, frozenset()))
 
 
+def unread_after(frame: FrameType) -> Names:
+    """Local variables of a frame whose value nothing reads, from the instruction that
+    it runs on, before it is set again."""
+    code = frame.f_code
+    live, _ = _liveness(code)
+    instructions = [*dis.get_instructions(code)]
+    at = next(n for n, one in enumerate(instructions) if one.offset == frame.f_lasti)
+    follows = _successors(code, instructions[at], instructions[at + 1])
+    names = frozenset(code.co_varnames) - {*code.co_cellvars, *code.co_freevars}
+    return names.difference(*(live[offset] for offset in follows))
+
+
 @lru_cache(maxsize=1024)
 def _liveness(code: CodeType) -> tuple[dict[int, Names], dict[int, int]]:
     """For each instruction's offset, the locals that are read before they are set from

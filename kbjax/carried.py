@@ -1,4 +1,5 @@
-"""Python state that a kernel carries from one iteration of a rolled loop to the next.
+"""Python state that a kernel carries from one iteration of a rolled loop to the next,
+or out of a `when`.
 
 A body is recorded twice; the second recording must equal the first, and must leave the
 numbers that the kernel can reach as the first one did. What a kernel counts where no
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from kbjax import errors, expr, reach
-from kbjax.bytecode import Unread, unread
+from kbjax.bytecode import Unread, unread, unread_after
 from kbjax.expr import Var
 from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
@@ -41,15 +42,15 @@ class Snapshot:
         return next((text for one, text in self.shown.values() if one == name), None)
 
 
-def snapshot(frame: FrameType, loop: Var) -> Snapshot:
-    """Of the kernel and its helpers, whose innermost runs the `for` statement of
-    `loop`. Tiles that its body made are left out of what compares."""
+def snapshot(frame: FrameType, made_in: Callable[[TensorHandle], bool]) -> Snapshot:
+    """Of the kernel and its helpers, whose innermost runs a rolled loop or a `when`.
+    Tiles that were `made_in` its body are left out of what compares."""
     numbers: dict[str, object] = {}
     shown: dict[str, tuple[str, str]] = {}
     for key, name, value in reach.values(frame):
         if reach.is_a(value, TensorHandle):
             shown[key] = name, f"the tile {value} (%{value.ref.root})"
-            if loop in value.loops:
+            if made_in(value):
                 continue
         found = reach.number(value)
         if found is not None:
@@ -130,6 +131,40 @@ def check_alike(
     )
 
 
+def check_when(before: Snapshot, after: Snapshot, frame: FrameType, site: Site) -> None:
+    """Refuse a `when` that leaves other Python state than it found.
+
+    Args:
+      before, after: the kernel's variables where its body begins and ends.
+      frame: that leaves the body; what nothing reads from there on is left out.
+      site: of the `with` statement.
+
+    Raises:
+      KernelError: naming what changed.
+    """
+    old = before.numbers
+    unread_ = {
+        reach.local(name, number)
+        for number, one in enumerate(reach.frames_of(frame))
+        for name in unread_after(one)
+    }
+    read = {key: new for key, new in after.numbers.items() if key not in unread_}
+    keys = [key for key, new in read.items() if key in old and old[key] != new]
+    changed = _listed(keys, before, after, "")
+    for key in read.keys() - old.keys():
+        name, text = after.shown[key]
+        if key == reach.local(name):
+            changed.append(f"`{name}`: {_short(text)}, first set here")
+    if changed:
+        raise errors.KernelError(
+            "the body of this tl.when is recorded whether or not its condition holds, "
+            f"and sets in Python what is used after it: {', '.join(changed)}",
+            site=site,
+            remedy="Keep it in a tile written with tl.copy_to, compute it from the "
+            "condition, or use it in the body only",
+        )
+
+
 def _changed(
     before: Snapshot, after: Snapshot, loop_name: str, also_unread: bool = False
 ) -> list[str]:
@@ -137,7 +172,7 @@ def _changed(
     old = before.numbers
     keys = [key for key, new in after.numbers.items() if key in old and old[key] != new]
     names = () if also_unread else after.unread.at_iteration
-    local = {_local(name) for name in names}
+    local = {reach.local(name) for name in names}
     return _listed([k for k in keys if k not in local], before, after, loop_name)
 
 
@@ -147,15 +182,10 @@ def _set_for_later(before: Snapshot, after: Snapshot, loop_name: str) -> list[st
     keys = [
         key
         for key, new in after.numbers.items()
-        if key in old and old[key] != new and key == _local(after.shown[key][0])
+        if key in old and old[key] != new and key == reach.local(after.shown[key][0])
     ]
-    unread_ = {_local(name) for name in after.unread.after_loop}
+    unread_ = {reach.local(name) for name in after.unread.after_loop}
     return _listed([k for k in keys if k not in unread_], before, after, loop_name)
-
-
-def _local(name: str) -> str:
-    """The key of a local variable of the innermost frame."""
-    return f"0:{name}"
 
 
 def _other_tiles(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]:
@@ -168,12 +198,12 @@ def _other_tiles(before: Snapshot, after: Snapshot, loop_name: str) -> list[str]
 def _listed(
     keys: list[str], before: Snapshot, after: Snapshot, loop_name: str
 ) -> list[str]:
-    found = []
+    found: dict[str, None] = {}  # one variable may be met in several ways
     for key in keys:
         (name, old), (_, new) = before.shown[key], after.shown[key]
         if name != loop_name:
-            found.append(f"`{name}`: {_short(old)}, then {_short(new)}")
-    return found
+            found[f"`{name}`: {_short(old)}, then {_short(new)}"] = None
+    return [*found]
 
 
 def _short(text: str) -> str:

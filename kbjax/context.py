@@ -8,41 +8,16 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kbjax import dtypes, errors, expr, handle, index, ops, signatures
 from kbjax.aliases import Aliases
-from kbjax.allocator import Level
-from kbjax.emitter import python_scalar
+from kbjax.blocks import RolledRange, ScopeGuard
+from kbjax.emitter import python_scalar, shown
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import CopyCmd, LoadCmd, Scalar, StoreCmd
-from kbjax.recorder import Recorder, RolledRange
 from kbjax.site import ScopeLine, Site
-
-
-@dataclass
-class _ScopeGuard:
-    """What `with tl.scratch_scope():` enters. `opened` are its open scopes; one guard
-    may be entered again."""
-
-    recorder: Recorder
-    line: ScopeLine
-    opened: list[Level] = field(default_factory=list)
-
-    def __enter__(self) -> None:
-        self.opened.append(self.recorder.open_scope(self.line))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
-        self.recorder.close_scope(self.opened.pop() if self.opened else None)
 
 
 class TLContext(Aliases):
@@ -203,20 +178,35 @@ class TLContext(Aliases):
             )
         self._emit(CopyCmd(src=read, dst=write, nbytes=read.nbytes, **self._now(site)))
 
-    def scratch_scope(self, name: str = "") -> _ScopeGuard:
+    def scratch_scope(self, name: str = "") -> ScopeGuard:
         """``with tl.scratch_scope():`` rewinds the cursor at its end (ADR-0063, D1)."""
         site = self._recorder.enter_call()
-        return _ScopeGuard(self._recorder, ScopeLine(str(name), site))
+        return ScopeGuard(self._recorder, ScopeLine(str(name), site))
 
     # --- matrices, shapes, types -----------------------------------------------------
 
-    def dot(self, a: TensorHandle, b: TensorHandle) -> TensorHandle:
-        """(M, K) x (K, N) on the GEMM engine, accumulated and given in float32."""
+    def dot(
+        self,
+        a: TensorHandle,
+        b: TensorHandle,
+        acc: TensorHandle | None = None,
+        out_dtype: object = None,
+    ) -> TensorHandle:
+        """(M, K) x (K, N) on the GEMM engine.
+
+        Args:
+          a, b: tiles of any number type, each pair that promotes or holds a float8.
+          acc: (M, N) in the accumulator's dtype, added to the product.
+          out_dtype: of the result, rounded once; the accumulator's where None: float32,
+            int32 for integers.
+        """
         site = self._recorder.enter_call()
         # The data phase lowers a product with a transpose the same way in every
         # fidelity; which operand was made by trans is part of the program.
         made = tuple(getattr(x, "made_by", "") == "trans" for x in (a, b))
-        return self._apply("dot", (a, b), {"transposed": made}, site)
+        wanted = None if out_dtype is None else self._dtype(out_dtype, site).name
+        attrs = {"transposed": made, "out_dtype": wanted}
+        return self._apply("dot", (a, b) if acc is None else (a, b, acc), attrs, site)
 
     def trans(self, x: TensorHandle) -> TensorHandle:
         """The transpose of a tile of 2 axes: a math op with a slice of its own."""
@@ -237,9 +227,7 @@ class TLContext(Aliases):
     def broadcast_to(self, x: TensorHandle, shape: object) -> TensorHandle:
         """x repeated to `shape` by NumPy's rules: a math op."""
         site = self._recorder.enter_call()
-        return self._apply(
-            "broadcast_to", (x,), {"shape": self._shape(shape, site)}, site
-        )
+        return self.apply("broadcast_to", x, shape=self._shape(shape, site))
 
     # --- control ---------------------------------------------------------------------
 
@@ -248,7 +236,7 @@ class TLContext(Aliases):
     def range(
         self, start: int | Index, stop: int | Index | None = None, step: int = 1
     ) -> Iterable[Index]:
-        """A rolled loop: the body is recorded once, whatever the trip count.
+        """A rolled loop: one body, recorded twice, whatever the trip count.
 
         Ends may be symbolic; the step is static and not 0.
         """
@@ -267,6 +255,33 @@ class TLContext(Aliases):
             ends.append(value)
         stride = self._step(step, "tl.range", site)
         return RolledRange(self._recorder, ends[0], ends[1], stride)
+
+    def when(self, condition: int | Index) -> ScopeGuard:
+        """``with tl.when(j + 1 < n):`` runs its commands where the condition is not 0:
+        in those iterations, on those PEs. It is a scope, and has no else. Python runs
+        the body once, whatever the condition: what it sets, and where it leaves to, may
+        not matter after it.
+
+        Args:
+          condition: a comparison of symbolic integers, `&` of several, or an integer.
+
+        Raises:
+          KernelError: for a condition on a tile, whose values are not known here.
+        """
+        site = self._recorder.enter_call()
+        found = index.as_expr(condition)
+        if found is None:
+            raise errors.KernelError(
+                "tl.when takes a condition on loop indices, program_id() and Python "
+                "integers",
+                site=site,
+                got=shown(condition),
+                remedy="Use tl.where to select by the elements of a tile",
+            )
+        always = found.is_const and found.const
+        line = ScopeLine(f"when {found}", site)
+        self._recorder.unentered[line] = None
+        return ScopeGuard(self._recorder, line, None if always else found)
 
     def static_range(
         self, start: int, stop: int | None = None, step: int = 1
@@ -318,11 +333,15 @@ class TLContext(Aliases):
 
 
 def _install_methods() -> None:
-    """`tl.exp(x)`, `tl.sum(x, axis)` ... from the rows of the op table."""
+    """`tl.exp(x)`, `tl.sum(x, axis)` ... from the rows of the op table, and its element
+    types as `tl.float32` ... for the eyes of Triton's users."""
 
     def elementwise(row: ops.Op) -> Callable[..., Any]:
-        def method(self: TLContext, *operands: object) -> Any:
-            return self.apply(row.name, *operands)
+        def method(self: TLContext, *operands: object, **named: object) -> Any:
+            order = row.parameters[len(operands) :]
+            if named.keys() <= set(order):  # else the count or the name is wrong
+                operands += tuple(named.pop(name) for name in order if name in named)
+            return self.apply(row.name, *operands, **named)
 
         return method
 
@@ -334,9 +353,10 @@ def _install_methods() -> None:
 
         return method
 
+    operators = {*handle.BINARY_OPERATORS.values(), "neg", "invert"}
     for row in ops.TABLE.values():
         make = {"elementwise": elementwise, "reduction": reduction}.get(row.group)
-        if make is None or row.name in handle.BINARY_OPERATORS.values():
+        if make is None or row.name in operators:
             continue
         method = make(row)
         shown = ", ".join(row.parameters)
@@ -345,6 +365,8 @@ def _install_methods() -> None:
         method.__name__, method.__qualname__ = row.name, f"TLContext.{row.name}"
         method.__doc__ = f"``{row.name}({shown})``: {row.doc}"
         setattr(TLContext, row.name, method)
+    for dtype in dtypes.TABLE.values():
+        setattr(TLContext, dtype.name, dtype)
 
 
 _install_methods()

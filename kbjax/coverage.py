@@ -17,7 +17,7 @@ from kbjax import expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation
-from kbjax.program import Loop, Ref, Scope, Statement
+from kbjax.program import Loop, Ref, Scope, Statement, inside
 
 _MOST_BYTES = 1 << 22  # granules that all executions together touch
 _LAST = Expr(-1)  # pads the order of shallow commands
@@ -29,22 +29,24 @@ class Use:
 
     Attributes:
       ref: the bytes.
-      loops: those around it, outermost first.
+      domain: the iterations that run it.
       order: its place in execution, level by level: the position in its block, then
         the iteration of the loop that it leads into, or 0.
     """
 
     ref: Ref
-    loops: tuple[Var, ...]
+    domain: Domain
     order: tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
 class Level:
-    """An open block: what it holds so far, and the loop whose body it is, if any, with
-    the body's first, complete recording, if there is one."""
+    """An open block: what it holds so far, the iterations that run it, and the loop
+    whose body it is, if any, with the body's first, complete recording, if there is
+    one."""
 
     block: Sequence[Statement]
+    domain: Domain
     loop: Var | None = None
     complete: Sequence[Statement] | None = None
 
@@ -56,21 +58,18 @@ def reading(levels: Sequence[Level], ref: Ref) -> Use:
         order.append(expr.const(len(level.block)))
         if inner is not None:
             order.append(expr.var(inner.loop) if inner.loop else expr.ZERO)
-    return Use(ref, tuple(v.loop for v in levels if v.loop), tuple(order))
+    return Use(ref, levels[-1].domain, tuple(order))
 
 
 def writes(levels: Sequence[Level], root: int) -> Iterator[Use]:
     """Every write to the tile so far, also those of earlier iterations of the open
     loops whose bodies are complete."""
     order: tuple[Expr, ...] = ()
-    loops: tuple[Var, ...] = ()
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
-        if level.loop is not None:
-            loops = (*loops, level.loop)
         if level.complete is not None:  # with all that it encloses
-            yield from _writes(level.complete, root, loops, order)
+            yield from _writes(level.complete, root, level.domain, order)
             return
-        yield from _writes(level.block, root, loops, order)
+        yield from _writes(level.block, root, level.domain, order)
         into = expr.var(inner.loop) if inner is not None and inner.loop else expr.ZERO
         order = (*order, expr.const(len(level.block)), into)
 
@@ -78,18 +77,16 @@ def writes(levels: Sequence[Level], root: int) -> Iterator[Use]:
 def _writes(
     block: Sequence[Statement],
     root: int,
-    loops: tuple[Var, ...],
+    domain: Domain,
     order: tuple[Expr, ...],
 ) -> Iterator[Use]:
     for position, item in enumerate(block):
         here = (*order, expr.const(position))
-        if isinstance(item, Loop):
-            into = (*here, expr.var(item.index))
-            yield from _writes(item.body, root, (*loops, item.index), into)
-        elif isinstance(item, Scope):
-            yield from _writes(item.body, root, loops, (*here, expr.ZERO))
+        if isinstance(item, Loop | Scope):
+            into = expr.var(item.index) if isinstance(item, Loop) else expr.ZERO
+            yield from _writes(item.body, root, inside(item, domain), (*here, into))
         elif item.writes is not None and item.writes.root == root:
-            yield Use(item.writes, loops, here)
+            yield Use(item.writes, domain, here)
 
 
 def is_covered(
@@ -104,16 +101,17 @@ def is_covered(
         *(use.ref.offset.const for use in uses),
     )
     exprs = [value for use in uses for value in (use.ref.offset, *use.order)]
-    trips = [loop.trip for use in uses for loop in use.loops]
+    trips = [loop.trip for use in uses for loop in use.domain.loops]
+    conditions = [one for use in uses for one in use.domain.conditions]
     instance = [expr.var(loop) for loop in made.loops]
-    if pe in expr.variables(*exprs, *trips):  # PEs write other bytes
+    if pe in expr.variables(*exprs, *trips, *conditions):  # PEs write other bytes
         instance.append(expr.var(pe))
     depth = max(len(use.order) for use in uses)
     owners, granules, orders, sources = [], [], [], []
     total = 0
     for source, use in enumerate(uses):
         padded = (*use.order, *(_LAST for _ in range(depth - len(use.order))))
-        table = Domain(use.loops).table(*instance, *padded, use.ref.offset)
+        table = use.domain.table(*instance, *padded, use.ref.offset)
         if table is None:
             return None
         columns = np.stack(table, axis=1)

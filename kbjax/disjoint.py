@@ -17,7 +17,7 @@ import numpy as np
 from kbjax import errors, expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
-from kbjax.program import HbmRef, LoadCmd, Program, StoreCmd, walk_in_loops
+from kbjax.program import HbmRef, LoadCmd, Program, StoreCmd, walk_in_domain
 
 _MOST_CELLS = 1 << 23  # of a grid
 _MOST_USES = 1 << 22  # ranges of elements, over all iterations and PEs
@@ -34,9 +34,9 @@ def check_shared_outputs(program: Program) -> None:
     if program.num_pes == 1:
         return
     used: dict[int, list[_Access]] = {}
-    for item, loops in walk_in_loops(program.commands):
+    for item, domain in walk_in_domain(program.commands):
         if isinstance(item, LoadCmd | StoreCmd):
-            used.setdefault(item.view.slot, []).append(_Access(item, loops))
+            used.setdefault(item.view.slot, []).append(_Access(item, domain))
     for slot, accesses in used.items():
         stores = [a for a in accesses if isinstance(a.command, StoreCmd)]
         spec = program.slots[slot]
@@ -55,10 +55,10 @@ def check_shared_outputs(program: Program) -> None:
 
 @dataclass(frozen=True)
 class _Access:
-    """A load or store, and the loops around it."""
+    """A load or store, and the iterations that run it."""
 
     command: LoadCmd | StoreCmd
-    loops: tuple[Var, ...]
+    domain: Domain
 
 
 def _in_stripes(program: Program, views: Sequence[HbmRef], axis: int) -> bool:
@@ -109,7 +109,7 @@ def _enumerated(
         for span in spans:
             low, high = span.valid or (span.start, _plus(span.start, span.size))
             ends += [span.start, _plus(span.start, span.size), low, high]
-        table = Domain(access.loops).table(expr.var(pe), *ends)
+        table = access.domain.table(expr.var(pe), *ends)
         if table is None:
             return None
         total += len(table[0])

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from kbjax import errors, site
-from kbjax.expr import Expr, Var, bounds, const, evaluate, predicate, sub, variables
+from kbjax.expr import (
+    Expr,
+    Var,
+    bounds,
+    const,
+    evaluate,
+    is_nonnegative,
+    predicate,
+    sub,
+    variables,
+)
 from kbjax.expr import var as expr_var
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -35,18 +45,24 @@ class Violation:
 
 @dataclass(frozen=True)
 class Domain:
-    """The iterations that run: the enclosing loops, outermost first."""
+    """The iterations that run: those of the enclosing loops, outermost first, in which
+    no enclosing condition (`tl.when`) is 0."""
 
     loops: tuple[Var, ...] = ()
+    conditions: tuple[Expr, ...] = ()
 
     def inside(self, loop: Var) -> Domain:
-        return Domain((*self.loops, loop))
+        return Domain((*self.loops, loop), self.conditions)
+
+    def where(self, condition: Expr) -> Domain:
+        return Domain(self.loops, (*self.conditions, condition))
 
     def never_runs(self) -> bool:
         """Whether the nest has no iteration that runs; False where too many to tell."""
-        if all(bounds(loop.trip)[0] > 0 for loop in self.loops):
+        always = all(bounds(loop.trip)[0] > 0 for loop in self.loops)
+        if always and not self.conditions:
             return False
-        points = self._points(variables(*(loop.trip for loop in self.loops)))
+        points = self._points(self._trips())
         return points is not None and points.size == 0
 
     def find(self, bad: Expr) -> tuple[bool, dict[Var, int] | None]:
@@ -56,10 +72,9 @@ class Domain:
           (decided, iteration): decided is False where there are too many iterations
           to enumerate; iteration is the first bad one, or None where there is none.
         """
-        if bad.is_const and not self.loops:
+        if bad.is_const and not self.loops and not self.conditions:
             return True, ({} if bad.const else None)
-        needed = variables(bad, *(loop.trip for loop in self.loops))
-        points = self._points(needed)
+        points = self._points(self._trips(bad))
         if points is None:
             return False, None
         wrong = np.broadcast_to(
@@ -79,7 +94,7 @@ class Domain:
     def table(self, *values: Expr) -> list[np.ndarray] | None:
         """The values, one column each, over the iterations that run and over all PEs
         where they depend on the PE; None where there are too many to enumerate."""
-        points = self._points(variables(*values, *(loop.trip for loop in self.loops)))
+        points = self._points(self._trips(*values))
         if points is None:
             return None
         columns = (np.asarray(evaluate(v, points.columns, np)) for v in values)
@@ -90,13 +105,12 @@ class Domain:
         int64, or None where there are too many to enumerate or to count."""
         if math.prod(max(bounds(loop.trip)[1], 1) for loop in self.loops) >= 1 << 62:
             return None
-        needed = variables(expr_var(by), *(loop.trip for loop in self.loops))
-        points = self._points(needed)
+        points = self._points(self._trips(expr_var(by)))
         if points is None:
             return None
         runs = np.ones(points.size, np.int64)
         for loop in self.loops:
-            if loop not in needed:  # its iterations are alike
+            if loop not in points.columns:  # its iterations are alike
                 trips = np.asarray(evaluate(loop.trip, points.columns, np), np.int64)
                 runs = runs * np.maximum(trips, 0)
         total = np.zeros(by.trip.const, np.int64)
@@ -111,13 +125,19 @@ class Domain:
 
     def violation(self, low: Expr, high: Expr) -> Violation | None:
         """Where ``low <= high`` does not hold, or None where it is proven."""
-        if bounds(sub(high, low))[0] >= 0:
+        if is_nonnegative(sub(high, low), self.conditions):
             return None
         decided, where = self.find(predicate("lt", high, low))
         return None if decided and where is None else Violation(decided, where)
 
+    def _trips(self, *values: Expr) -> frozenset[Var]:
+        """The variables of the values, and of what decides which iterations run."""
+        return variables(*values, *(loop.trip for loop in self.loops), *self.conditions)
+
     def _points(self, needed: frozenset[Var]) -> _Points | None:
         points = _Points({}, 1)
+        todo = list(self.conditions)
+        points = points.where(todo)
         for loop in sorted({*needed, *self.loops}, key=lambda v: v.uid):
             trips = np.broadcast_to(
                 np.asarray(evaluate(loop.trip, points.columns, np), np.int64),
@@ -135,6 +155,7 @@ class Domain:
             column = np.arange(total) - first[rows]
             points = points.take(rows)
             points.columns[loop] = column
+            points = points.where(todo)
         return points
 
 
@@ -148,6 +169,17 @@ class _Points:
     def take(self, rows: np.ndarray) -> _Points:
         return _Points({v: c[rows] for v, c in self.columns.items()}, len(rows))
 
+    def where(self, todo: list[Expr]) -> _Points:
+        """The rows in which those conditions hold whose variables are all known; these
+        are taken out of `todo`. In order: an inner one may divide by what an outer one
+        says is not 0."""
+        points = self
+        while todo and variables(todo[0]) <= points.columns.keys():
+            condition = todo.pop(0)
+            holds = np.asarray(evaluate(condition, points.columns, np)) != 0
+            points = points.take(np.flatnonzero(np.broadcast_to(holds, (points.size,))))
+        return points
+
 
 def iteration_text(iteration: Mapping[Var, int] | None) -> str:
     """`` in iteration i = 3, j = 0``, or nothing."""
@@ -155,6 +187,25 @@ def iteration_text(iteration: Mapping[Var, int] | None) -> str:
         return ""
     inner = sorted(iteration.items(), key=lambda item: item[0].uid)
     return " in iteration " + ", ".join(f"{v.name} = {i}" for v, i in inner)
+
+
+def nonzero(divisor: Expr, domain: Domain) -> None:
+    """Refuse a divisor that an iteration which runs makes 0.
+
+    Raises:
+      KernelError: also where it cannot be proven.
+    """
+    low, high = bounds(divisor)
+    if not low <= 0 <= high:
+        return
+    decided, where = domain.find(predicate("eq", divisor, const(0)))
+    if not decided or where is not None:
+        raise errors.KernelError(
+            f"division by a symbolic integer that can be 0{iteration_text(where)}",
+            site=site.here(),
+            got=f"divisor {divisor}",
+            remedy="Divide by something that is never 0",
+        )
 
 
 def checked(value: Expr, domain: Domain) -> Expr:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import dtypes, errors, expr, index, ops, signatures
+from kbjax import dtypes, errors, expr, index, ops, signatures, usage
 from kbjax.domain import Violation
 from kbjax.dtypes import DType, Shape, type_text
+from kbjax.expr import Expr
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import (
@@ -62,11 +63,12 @@ class Emitter:
             if symbolic is not None:
                 return symbolic
         row = ops.TABLE[name]
-        if len(operands) != len(row.parameters):
+        unknown = list(attrs) if row.group == "elementwise" else []
+        if len(operands) != len(row.parameters) or unknown:
             raise errors.KernelError(
                 f"{name} takes {len(row.parameters)} operands",
                 site=site,
-                got=len(operands),
+                got=", ".join([str(len(operands)), *unknown]),
                 allowed=f"{name}({', '.join(row.parameters)})",
             )
         if not any(isinstance(x, TensorHandle | HbmView) for x in operands):
@@ -83,10 +85,7 @@ class Emitter:
     ) -> TensorHandle:
         row = ops.TABLE[name]
         commanded: list[Operand] = [self._operand(name, x, site) for x in operands]
-        arguments: list[signatures.Argument] = [
-            signatures.Tile(x.shape, x.dtype) if isinstance(x, Ref) else x
-            for x in commanded
-        ]
+        arguments: list[signatures.Argument] = [self._argument(x) for x in commanded]
         signature = row.infer(arguments, attrs)
         out = self._allocate(name, signature.shape, signature.dtype, site)
         frozen = tuple(
@@ -104,6 +103,14 @@ class Emitter:
             )
         )
         return out
+
+    def _argument(self, x: Operand) -> signatures.Argument:
+        """An operand as the table's rules see it."""
+        if isinstance(x, Ref):
+            return signatures.Tile(x.shape, x.dtype)
+        if isinstance(x, Expr):
+            return signatures.Symbolic(x, self._recorder.domain)
+        return x
 
     def _operand(self, op: str, value: object, site: Site) -> Operand:
         if isinstance(value, TensorHandle):
@@ -146,12 +153,17 @@ class Emitter:
                 got=str(value),
                 remedy="Make tiles inside the kernel that uses them",
             )
-        problem = self._recorder.lifetime_error(value, site)
+        recorder = self._recorder
+        problem = usage.lifetime_error(
+            value, recorder.arena, recorder.domain, recorder.before, site
+        )
         if problem is None:
             self._recorder.use_index(value.ref.offset, site)
             return value.ref
         self._complain(problem)
-        return self._recorder.last_bytes(value)
+        return usage.last_bytes(
+            value, recorder.arena, recorder.program_id, recorder.domain
+        )
 
     def _read(self, op: str, value: object, site: Site) -> Ref:
         """The bytes of a tile that is read: alive and written to."""

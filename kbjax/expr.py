@@ -9,7 +9,7 @@ expressions in nested and triangular loops, safe for others.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,15 @@ def variables(*exprs: Expr) -> frozenset[Var]:
     return frozenset(found)
 
 
+def nodes(expr: Expr) -> Iterator[Node]:
+    """Every operation in the expression, what it takes before it."""
+    for atom, _ in expr.terms:
+        if isinstance(atom, Node):
+            for arg in atom.args:
+                yield from nodes(arg)
+            yield atom
+
+
 def substitute(expr: Expr, values: Mapping[Var, Expr]) -> Expr:
     """The expression with other expressions in place of variables."""
     total = const(expr.const)
@@ -285,3 +294,36 @@ def _node_bounds(node: Node) -> tuple[int, int]:
             return a0 % b0, a1 % b0
         return (0, b1 - 1) if b0 > 0 else (b0 + 1, 0)
     return min(corners), max(corners)
+
+
+def is_nonnegative(value: Expr, conditions: Sequence[Expr] = ()) -> bool:
+    """Whether bounds prove ``value >= 0`` where none of the conditions is 0: by itself,
+    or less a multiple of what one of the conditions says is not negative."""
+    if bounds(value)[0] >= 0:
+        return True
+    terms = dict(value.terms)
+    for fact in (fact for one in conditions for fact in _facts(one)):
+        for atom, k in fact.terms:
+            other = terms.get(atom, 0)
+            if other * k > 0:  # the atom cancels: |k| value - |other| fact
+                left = sub(scale(value, abs(k)), scale(fact, abs(other)))
+                if bounds(left)[0] >= 0:
+                    return True
+    return False
+
+
+def _facts(condition: Expr) -> Iterator[Expr]:
+    """Expressions that are not negative where the condition is not 0."""
+    if condition.const or len(condition.terms) != 1:
+        return
+    node, k = condition.terms[0]
+    if k != 1 or not isinstance(node, Node):
+        return
+    a, b = node.args
+    if node.op == "and":
+        yield from _facts(a)
+        yield from _facts(b)
+    elif node.op in ("lt", "le", "eq"):
+        yield sub(sub(b, a), const(node.op == "lt"))
+        if node.op == "eq":
+            yield sub(a, b)

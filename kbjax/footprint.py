@@ -25,8 +25,9 @@ from kbjax.site import ScopeLine, Site
 class Allocation:
     """A slice of scratch: what one `tl` call was given.
 
-    `cursor_bytes` is its offset in the arena in iteration 0 of every loop in `loops`;
-    a loop that grows by g bytes an iteration adds g times its index.
+    `cursor_bytes` is its offset in the arena in iteration 0 of every loop around it; a
+    loop that grows by g bytes an iteration adds g times its index. `domain` is the
+    iterations that make it.
     """
 
     uid: int
@@ -36,9 +37,14 @@ class Allocation:
     nbytes: int
     aligned_bytes: int
     cursor_bytes: int
-    loops: tuple[Var, ...]
+    domain: Domain
     scope_depth: int
     site: Site = field(compare=False)
+
+    @property
+    def loops(self) -> tuple[Var, ...]:
+        """The loops around it, outermost first."""
+        return self.domain.loops
 
     @property
     def end_bytes(self) -> int:
@@ -55,12 +61,14 @@ class Allocation:
 
 @dataclass(frozen=True)
 class ScopeTrace:
-    """What was allocated in one `scratch_scope`, in order; its end goes back to
-    `mark_bytes`."""
+    """What was allocated in one `scratch_scope` or `when`, in order; its end goes back
+    to `mark_bytes`. `domain` is the iterations that enter it."""
 
     line: ScopeLine = field(compare=False)
     mark_bytes: int
     events: tuple[Event, ...]
+    domain: Domain
+    conditional: bool = False
 
     @cached_property
     def highest_bytes(self) -> int:
@@ -69,8 +77,9 @@ class ScopeTrace:
 
     @cached_property
     def is_static(self) -> bool:
-        """Whether every loop inside has a static trip count."""
-        return _all_static(self.events)
+        """Whether it is always entered, and every loop inside has a static trip
+        count."""
+        return not self.conditional and _all_static(self.events)
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class LoopTrace:
             return 0
         if self.growth_bytes and not _all_static(self.events):
             return max(
-                Domain(made.loops).highest(_end(made, path))
+                made.domain.highest(_end(made, path))
                 for made, path in _allocations((self,))
             )
         return highest(self.events) + self.growth_bytes * (self.trip - 1)
@@ -119,21 +128,17 @@ def _all_static(events: Sequence[Event]) -> bool:
     return all(isinstance(event, Allocation) or event.is_static for event in events)
 
 
-def walk(
-    events: Sequence[Event], loops: tuple[Var, ...] = ()
-) -> Iterator[tuple[Event, tuple[Var, ...]]]:
-    """Every event and the loops around it, outer ones before what they enclose."""
+def walk(events: Sequence[Event]) -> Iterator[Event]:
+    """Every event, outer ones before what they enclose."""
     for event in events:
-        yield event, loops
-        if isinstance(event, LoopTrace):
-            yield from walk(event.events, (*loops, event.index))
-        elif isinstance(event, ScopeTrace):
-            yield from walk(event.events, loops)
+        yield event
+        if not isinstance(event, Allocation):
+            yield from walk(event.events)
 
 
 def growths(events: Sequence[Event]) -> dict[Var, int]:
     """How much higher each iteration of each loop leaves the cursor."""
-    loops = (event for event, _ in walk(events) if isinstance(event, LoopTrace))
+    loops = (event for event in walk(events) if isinstance(event, LoopTrace))
     return {loop.index: loop.growth_bytes for loop in loops}
 
 
@@ -284,10 +289,9 @@ def overflow(
 _Path = tuple[tuple[Sequence[Event], int], ...]
 
 
-def first_run(loops: tuple[Var, ...]) -> dict[Var, int]:
-    """The first iteration in which what lies in the loops runs; where a loop is left
-    out it is 0."""
-    return Domain(loops).find(expr.const(1))[1] or {}
+def first_run(domain: Domain) -> dict[Var, int]:
+    """The first iteration that runs; where a loop is left out it is 0."""
+    return domain.find(expr.const(1))[1] or {}
 
 
 def moment(
@@ -352,7 +356,7 @@ def _enumerated(event: Event, limit_bytes: int) -> tuple[_Path, dict[Var, int], 
     best: tuple[tuple[bool, list[tuple[int, int]]], _Path, dict[Var, int]] | None = None
     for made, path in _allocations((event,)):
         bad = expr.predicate("lt", expr.const(limit_bytes), _end(made, path))
-        decided, at = Domain(made.loops).find(bad)
+        decided, at = made.domain.find(bad)
         if decided and at is None:
             continue
         iterations = dict(at or {})

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kbjax import errors, expr, site
-from kbjax.domain import Domain, checked, iteration_text
+from kbjax.domain import Domain, checked, nonzero
 from kbjax.expr import Expr
 from kbjax.site import Site
 
@@ -35,7 +35,7 @@ class Recording(Protocol):
 
 class Index:
     """A symbolic integer in a kernel: a loop index, a program id, and what is made
-    of them. `+ - * // %`, comparisons, `&`, `tl.minimum` and `tl.maximum` work."""
+    of them. `+ - * // %`, comparisons, `& |`, `tl.minimum` and `tl.maximum` work."""
 
     __slots__ = ("_recording", "expr")
     __array_ufunc__ = None  # NumPy scalars defer to the reflected operators here
@@ -118,19 +118,7 @@ class Index:
     ) -> Any:
         divisor = self.expr if swap else as_expr(other)
         if divisor is not None:
-            low, high = expr.bounds(divisor)
-            if low <= 0 <= high:
-                decided, where = self.domain.find(
-                    expr.predicate("eq", divisor, expr.ZERO)
-                )
-                if not decided or where is not None:
-                    raise errors.KernelError(
-                        f"division by a symbolic integer that can be 0"
-                        f"{iteration_text(where)}",
-                        site=site.here(),
-                        got=f"divisor {divisor}",
-                        remedy="Divide by something that is never 0",
-                    )
+            nonzero(divisor, self.domain)
         return self._combine(other, make, swap)
 
     def __lt__(self, other: object) -> Any:
@@ -155,6 +143,27 @@ class Index:
         return self._combine(other, lambda a, b: expr.predicate("and", a, b))
 
     __rand__ = __and__
+
+    def __or__(self, other: object) -> Any:
+        def either(a: Expr, b: Expr) -> Expr:
+            holds = (expr.predicate("ne", x, expr.ZERO) for x in (a, b))
+            return expr.maximum(*holds)
+
+        return self._combine(other, either)
+
+    __ror__ = __or__
+
+    def _no_operator(self, *_: object) -> Any:
+        raise errors.KernelError(
+            f"this operator is none of symbolic integers, as {self}",
+            site=site.here(),
+            allowed="+ - * // %, comparisons, & |, tl.minimum and tl.maximum",
+            remedy="Compare the other way round instead of ~",
+        )
+
+    __invert__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = _no_operator
+    __rshift__ = __rrshift__ = __pow__ = __rpow__ = __abs__ = _no_operator
+    __divmod__ = __rdivmod__ = _no_operator
 
     def minimum(self, other: object) -> Any:
         return self._combine(other, expr.minimum)

@@ -2,8 +2,8 @@
 
 Live replay keeps a tile's value as a typed array and carries through a loop only what
 the body writes, was made outside it, and is read before a definite write or after the
-loop. A write of part of a tile, or in a loop that may run zero times, is no definite
-write: the old value stays live.
+loop. So it does out of a `when`. A write of part of a tile, under a `when`, or in a
+loop that may run zero times, is no definite write: the old value stays live.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from kbjax import expr
-from kbjax.expr import Var
-from kbjax.program import Block, Command, Loop, Program, Scope
+from kbjax.program import Block, Command, Loop, Program, Scope, When
 
 Roots = frozenset[int]
 
 
-def carried_roots(program: Program, live_at_exit: Set[int]) -> Mapping[Var, Roots]:
-    """For each loop, the roots (allocation uids) that its iterations hand on.
+def carried_roots(program: Program, live_at_exit: Set[int]) -> Mapping[int, Roots]:
+    """For each loop, the roots (allocation uids) that its iterations hand on, and for
+    each `when` those that it does; by the `id` of the statement.
 
     Args:
       program: the recorded kernel.
       live_at_exit: the roots that are read after the kernel's end.
     """
-    found: dict[Var, Roots] = {}
+    found: dict[int, Roots] = {}
     _live_before(program, program.commands, frozenset(live_at_exit), found)
     return found
 
 
 def _live_before(
-    program: Program, block: Block, live: Roots, found: dict[Var, Roots]
+    program: Program, block: Block, live: Roots, found: dict[int, Roots]
 ) -> Roots:
     for item in reversed(block):
-        if isinstance(item, Scope):
+        if isinstance(item, When):
+            found[id(item)] = written_roots(item.body) & live
+            live |= _live_before(program, item.body, live, found)
+        elif isinstance(item, Scope):
             live = _live_before(program, item.body, live, found)
         elif isinstance(item, Loop):
             live = _before_loop(program, item, live, found)
@@ -50,7 +53,7 @@ def _before_command(program: Program, command: Command, live: Roots) -> Roots:
 
 
 def _before_loop(
-    program: Program, loop: Loop, after: Roots, found: dict[Var, Roots]
+    program: Program, loop: Loop, after: Roots, found: dict[int, Roots]
 ) -> Roots:
     entering = after
     while True:  # what the next iteration needs is live at this one's end
@@ -61,7 +64,7 @@ def _before_loop(
     inside = {
         uid for uid, made in program.allocations.items() if loop.index in made.loops
     }
-    found[loop.index] = (written_roots(loop.body) & entering) - inside
+    found[id(loop)] = (written_roots(loop.body) & entering) - inside
     runs = expr.bounds(loop.trip)[0] >= 1
     if not runs:
         return entering - inside

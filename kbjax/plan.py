@@ -281,7 +281,7 @@ def of(program: Program, budget_bytes: int) -> Plan:
 
 def _place(events: Sequence[Event], top: Moment) -> str:
     """``add at k.py:9 in iteration 0 of the loop at k.py:5``."""
-    loops = [e for e, _ in footprint.walk(events) if isinstance(e, LoopTrace)]
+    loops = [e for e in footprint.walk(events) if isinstance(e, LoopTrace)]
     sites = {loop.index: loop.site for loop in loops}
     steps = [
         f"iteration {top.iterations.get(loop, 0)} of the loop at {sites[loop]}"
@@ -298,38 +298,37 @@ def _source(site: Site) -> str:
 
 def _scopes(events: Sequence[Event], pe: Var) -> tuple[ScopeUse, ...]:
     """One row a `with` line, in the order in which they are entered first."""
-    counted: dict[tuple[Var, ...], list[int] | None] = {}
+    counted: dict[Domain, list[int] | None] = {}
 
-    def runs(loops: tuple[Var, ...]) -> list[int] | None:
-        """How often what lies in the loops runs, on each PE."""
-        if loops not in counted:
-            found = Domain(loops).counts(pe)
-            counted[loops] = None if found is None else [int(n) for n in found]
-        return counted[loops]
+    def runs(domain: Domain) -> list[int] | None:
+        """How many iterations run, on each PE."""
+        if domain not in counted:
+            found = domain.counts(pe)
+            counted[domain] = None if found is None else [int(n) for n in found]
+        return counted[domain]
 
-    found: dict[ScopeLine, list[tuple[ScopeTrace, tuple[Var, ...]]]] = {}
-    for scope, loops in footprint.walk(events):
+    found: dict[ScopeLine, list[ScopeTrace]] = {}
+    for scope in footprint.walk(events):
         if isinstance(scope, ScopeTrace):
-            found.setdefault(scope.line, []).append((scope, loops))
+            found.setdefault(scope.line, []).append(scope)
     rows = []
     for line, members in found.items():
         inside = [
-            (made.aligned_bytes, runs(made.loops))
-            for scope, _ in members
-            for made, _ in footprint.walk(scope.events)
+            (made.aligned_bytes, runs(made.domain))
+            for scope in members
+            for made in footprint.walk(scope.events)
             if isinstance(made, Allocation)
         ]
         rows.append(
             ScopeUse(
                 scope=line,
-                entered=_most([(1, runs(loops)) for _, loops in members]),
+                entered=_most([(1, runs(scope.domain)) for scope in members]),
                 high_water_bytes=max(
-                    max(scope.highest_bytes - scope.mark_bytes, 0)
-                    for scope, _ in members
+                    max(scope.highest_bytes - scope.mark_bytes, 0) for scope in members
                 ),
                 live_at_exit_bytes=max(
                     sum(held.nbytes for held in footprint.left_by(scope.events))
-                    for scope, _ in members
+                    for scope in members
                 ),
                 allocated_bytes=_most(inside),
                 source=_source(line.site),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kbjax import expr, footprint
+from kbjax.domain import Domain
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation, Event
@@ -234,6 +235,21 @@ class Scope:
         return f"scope{name}, rewinds {self.rewound_bytes:,} B to {self.mark_bytes:#x}"
 
 
+@dataclass(frozen=True)
+class When(Scope):
+    """A scope that runs in the iterations and on the PEs where `condition` is not 0.
+
+    What asks only for the commands of a body sees a scope; what runs bodies asks for
+    a `When` first.
+    """
+
+    condition: Expr
+
+    def __str__(self) -> str:
+        gives = f"rewinds {self.rewound_bytes:,} B to {self.mark_bytes:#x}"
+        return f"when {self.condition}, {gives}"
+
+
 Statement = LoadCmd | StoreCmd | OpCmd | CopyCmd | Loop | Scope
 Block = tuple[Statement, ...]
 
@@ -347,16 +363,22 @@ class Program:
         return f"  {kind} @ {at}, depth {command.scope_depth}"
 
 
-def walk_in_loops(
-    block: Block, loops: tuple[Var, ...] = ()
-) -> Iterator[tuple[Statement, tuple[Var, ...]]]:
-    """Every statement once, with the loops around it."""
+def walk_in_domain(
+    block: Block, domain: Domain | None = None
+) -> Iterator[tuple[Statement, Domain]]:
+    """Every statement once, with the iterations that run it."""
+    domain = domain or Domain()
     for item in block:
-        yield item, loops
-        if isinstance(item, Loop):
-            yield from walk_in_loops(item.body, (*loops, item.index))
-        elif isinstance(item, Scope):
-            yield from walk_in_loops(item.body, loops)
+        yield item, domain
+        if isinstance(item, Loop | Scope):
+            yield from walk_in_domain(item.body, inside(item, domain))
+
+
+def inside(item: Loop | Scope, domain: Domain) -> Domain:
+    """The iterations that run what `item`, itself run by `domain`, holds."""
+    if isinstance(item, Loop):
+        return domain.inside(item.index)
+    return domain.where(item.condition) if isinstance(item, When) else domain
 
 
 def walk(block: Block) -> Iterator[Statement]:

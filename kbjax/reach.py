@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kbjax.dtypes import DType
 from kbjax.handle import HbmView, Slice, TensorHandle
 from kbjax.index import Index
 from kbjax.site import is_internal
@@ -71,6 +72,21 @@ class Reached(NamedTuple):
     value: Any
 
 
+def frames_of(frame: FrameType | None) -> list[FrameType]:
+    """The kernel and its helpers: the frame, and those around it to the last that is
+    not kbjax's own."""
+    found = []
+    while frame is not None and not is_internal(frame.f_code.co_filename):
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def local(name: str, number_: int = 0) -> str:
+    """The key of a local variable of one of `frames_of`."""
+    return f"{number_}:{name}"
+
+
 def values(frame: FrameType | None) -> Iterator[Reached]:
     """All that the frame's variables lead to, the innermost frame first; outwards to
     the last frame that is not kbjax's own, and then the globals that they use.
@@ -78,12 +94,9 @@ def values(frame: FrameType | None) -> Iterator[Reached]:
     Warns:
       UserWarning: where there is more than is followed.
     """
-    search, frames = _Search(), []
-    while frame is not None and not is_internal(frame.f_code.co_filename):
-        frames.append(frame)
-        frame = frame.f_back
+    search, frames = _Search(), frames_of(frame)
     for number_, one in enumerate(frames):
-        yield from search.roots(f"{number_}:", one.f_locals.items())
+        yield from search.roots(local("", number_), one.f_locals.items())
     for one in frames:
         named = _globals(one.f_code, one.f_globals)
         yield from search.roots("global:", named)
@@ -129,7 +142,7 @@ def _number(value: Any) -> object | None:
 
 
 def identity(value: Any) -> object | None:
-    """Which of the kernel's tiles, views or functions a value is, in a form that
+    """Which of the kernel's tiles, views, functions or types a value is, in a form that
     compares; None where it is none."""
     if is_a(value, TensorHandle):
         return "tile", value.allocation.uid, str(value.ref)
@@ -137,6 +150,14 @@ def identity(value: Any) -> object | None:
         return "view", str(value)
     if is_a(value, types.FunctionType):
         return "function", id(value.__code__)
+    if is_a(value, types.MethodType):  # those of `tl` share their code
+        return "method", id(value.__func__)
+    if is_a(value, types.BuiltinFunctionType):
+        return "function", value.__qualname__
+    if is_a(value, (DType, np.dtype)):
+        return "type", str(value)
+    if is_a(value, type):
+        return "type", type.__getattribute__(value, "__qualname__")
     return None
 
 

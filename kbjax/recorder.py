@@ -8,21 +8,19 @@ one loop body cannot mean.
 
 from __future__ import annotations
 
-import dataclasses
 import linecache
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from kbjax import carried, coverage, domain, errors, expr
+from kbjax import carried, coverage, domain, errors, expr, usage
 from kbjax.allocator import Arena, Level
 from kbjax.bytecode import in_for_statement
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
-from kbjax.handle import TensorHandle
 from kbjax.index import Index
-from kbjax.program import Block, Loop, Ref, Scope, Statement
+from kbjax.program import Block, Loop, Ref, Scope, Statement, When
 from kbjax.site import ScopeLine, Site, here, kernel_frame
 from kbjax.written import Written
 
@@ -31,10 +29,22 @@ _LOOP_TARGET = re.compile(r"\bfor\s+(\w+)\s+in\b")
 
 
 @dataclass
+class _Block:
+    """A block that is being recorded. Of its start: the mark of `written`, the domain
+    `outside`, and what the kernel's variables held `before`, if it is a `when`."""
+
+    statements: list[Statement] = field(default_factory=list)
+    written: int = 0
+    outside: Domain = field(default_factory=Domain)
+    before: carried.Snapshot | None = None
+
+
+@dataclass
 class Recorder:
     """What `TLContext` writes into. `written` holds the bytes that have been
     written; `pending` is an error to raise at the next call; `before` what the kernel's
-    variables held before each loop."""
+    variables held before each loop; `unentered` the `when`s that were made and not
+    entered."""
 
     arena: Arena
     program_id: Var
@@ -42,8 +52,10 @@ class Recorder:
     written: Written = field(default_factory=Written)
     pending: errors.KbjaxError | None = None
     before: dict[Var | None, carried.Snapshot] = field(default_factory=dict)
-    _blocks: list[list[Statement]] = field(default_factory=lambda: [[]])
+    _blocks: list[_Block] = field(default_factory=lambda: [_Block()])
+    unentered: dict[ScopeLine, None] = field(default_factory=dict)
     _next_var: int = 1
+    _had_when: bool = False  # so that proofs of one may be relied on outside it
     # The first recording of each open loop's body, while the second is made.
     _complete: dict[Var, Block] = field(default_factory=dict)
 
@@ -58,14 +70,20 @@ class Recorder:
             raise error
 
     def emit(self, command: Statement) -> None:
-        self._blocks[-1].append(command)
+        self._blocks[-1].statements.append(command)
 
     def finish(self) -> Block:
         self.raise_pending()
         if self.domain.loops:  # by break, with the iterator kept in a variable
             raise _left_early(self.arena.loop_sites[self.domain.loops[-1]])
         self._check_closed(self.arena.levels[0])
-        return tuple(self._blocks[0])
+        for line in self.unentered:
+            raise errors.KernelError(
+                "a tl.when was made and not entered, and does nothing",
+                site=line.site,
+                remedy="Write `with tl.when(condition):` around the commands",
+            )
+        return tuple(self._blocks[0].statements)
 
     def _check_closed(self, level: Level) -> None:
         """Refuse what is still open inside a block where the block ends."""
@@ -80,20 +98,33 @@ class Recorder:
                 "loops nest, and are not run side by side",
             )
         raise errors.KernelError(
-            "a scratch_scope opened here is still open where its block ends",
+            f"a {inner.kind} opened here is still open where its block ends",
             site=inner.line.site if inner.line else here(),
-            remedy="Write `with tl.scratch_scope():` around the commands",
+            remedy=f"Write `with tl.{inner.kind}(...):` around the commands",
         )
 
     # --- scopes ----------------------------------------------------------------------
 
-    def open_scope(self, line: ScopeLine) -> Level:
-        self._blocks.append([])
-        return self.arena.enter_scope(line)
+    def open_scope(self, line: ScopeLine, condition: Expr | None = None) -> Level:
+        """Begin a scope; one that runs where the condition is not 0, if given."""
+        self.unentered.pop(line, None)
+        block = _Block(written=self.written.mark(), outside=self.domain)
+        if condition is not None:
+            self.use_index(condition, line.site)
+            block.before = carried.snapshot(kernel_frame(), lambda tile: False)
+            self.domain = self.domain.where(condition)
+            self._had_when = True
+        self._blocks.append(block)
+        return self.arena.enter_scope(line, condition)
 
-    def close_scope(self, scope: Level | None) -> None:
+    def close_scope(self, scope: Level | None, failed: bool) -> None:
         """Rewind. What was recorded stays, also where an exception ends the scope. One
-        that is not the innermost open block is an error at the next call."""
+        that is not the innermost open block is an error at the next call.
+
+        Args:
+          scope: what `open_scope` gave.
+          failed: whether an exception ends it.
+        """
         if scope is not self.arena.innermost:
             self.pending = self.pending or errors.KernelError(
                 "scopes and loops end in another order than they began",
@@ -103,27 +134,42 @@ class Recorder:
             )
             return
         assert scope.line is not None
-        body = tuple(self._blocks.pop())
+        block, line = self._blocks.pop(), scope.line
+        body = tuple(block.statements)
         mark, rewound = self.arena.exit_scope()
-        if body or rewound:
-            self.emit(Scope(body, mark, rewound, scope.line.name, scope.line.site))
+        if scope.condition is None:
+            if body or rewound:
+                self.emit(Scope(body, mark, rewound, line.name, line.site))
+            return
+        self.domain = block.outside
+        if not self._is_certain(scope.condition):
+            self.written.rewind(block.written)
+            self._check_python_state(scope, block, failed)
+        if scope.runs and (body or rewound):
+            self.emit(When(body, mark, rewound, line.name, line.site, scope.condition))
+
+    def _is_certain(self, condition: Expr) -> bool:
+        """Whether it holds in every iteration that runs."""
+        never = expr.predicate("eq", condition, expr.ZERO)
+        return self.domain.find(never) == (True, None)
+
+    def _check_python_state(self, scope: Level, block: _Block, failed: bool) -> None:
+        """Refuse what Python does in a `when` whether or not its condition holds; at
+        the next call, where an exception ends it, which the kernel may not catch."""
+        assert block.before is not None and scope.line is not None
+        frame, first = kernel_frame(), scope.first_uid
+        after = carried.snapshot(frame, lambda tile: tile.allocation.uid >= first)
+        if failed:
+            self.pending = self.pending or usage.left_early(scope.line.site)
+            return
+        usage.check_left_at_end(frame, scope.line.site)
+        carried.check_when(block.before, after, frame, scope.line.site)
 
     # --- rolled loops ----------------------------------------------------------------
 
     def loop(self, start: Expr, stop: Expr, step: int, site: Site) -> Iterator[Index]:
         """Record the body of ``for i in range(start, stop, step)`` as one `Loop`."""
-        if not in_for_statement(kernel_frame()):
-            raise errors.KernelError(
-                "a tl.range is consumed by something else than a `for` statement",
-                site=site,
-                remedy="Write `for i in tl.range(...):`, whose body is recorded twice "
-                "whatever the trip count, or unroll with tl.static_range",
-            )
-        for end in (start, stop):
-            self.use_index(end, site)
-        span = expr.sub(stop, start) if step > 0 else expr.sub(start, stop)
-        domain.checked(expr.add(span, expr.const(abs(step) - 1)), self.domain)
-        trip = domain.checked(expr.trip_count(start, stop, step), self.domain)
+        trip = self._trip(start, stop, step, site)
         name, uid = _target_name(site, self._next_var), self._next_var
         outside = self.domain
         # An equal variable each time: an index kept from the first recording is told
@@ -136,7 +182,7 @@ class Recorder:
         self._next_var = first_var = uid + 1
         written = self.written.mark()
         level = self.arena.enter_loop(loop_index, site, runs)
-        before = carried.snapshot(kernel_frame(), loop_index)
+        before = carried.snapshot(kernel_frame(), lambda t: loop_index in t.loops)
         self.before[loop_index] = before
         first = yield from self._body(level, first_index, start, step, site, before)
         self.arena.restart_iteration()
@@ -168,6 +214,21 @@ class Recorder:
             shown = name if counted == name else f"{name} -> {counted}"
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
+    def _trip(self, start: Expr, stop: Expr, step: int, site: Site) -> Expr:
+        """The trip count of a loop that a `for` statement begins here."""
+        if not in_for_statement(kernel_frame()):
+            raise errors.KernelError(
+                "a tl.range is consumed by something else than a `for` statement",
+                site=site,
+                remedy="Write `for i in tl.range(...):`, whose body is recorded twice "
+                "whatever the trip count, or unroll with tl.static_range",
+            )
+        for end in (start, stop):
+            self.use_index(end, site)
+        span = expr.sub(stop, start) if step > 0 else expr.sub(start, stop)
+        domain.checked(expr.add(span, expr.const(abs(step) - 1)), self.domain)
+        return domain.checked(expr.trip_count(start, stop, step), self.domain)
+
     def _body(
         self,
         level: Level,
@@ -181,7 +242,7 @@ class Recorder:
         outside, self.domain = self.domain, self.domain.inside(loop_index)
         value = Index(_counted(loop_index, start, step), self)
         depth, written = len(self._blocks), self.written.mark()
-        self._blocks.append([])
+        self._blocks.append(_Block())
         try:
             yield value
             self.raise_pending()
@@ -196,8 +257,8 @@ class Recorder:
                     self.pending = self.pending or _left_early(site)
             raise
         self.domain = outside
-        block = tuple(self._blocks.pop())
-        after = carried.snapshot(kernel_frame(), loop_index)
+        block = tuple(self._blocks.pop().statements)
+        after = carried.snapshot(kernel_frame(), lambda t: loop_index in t.loops)
         return carried.Recording(block, self.arena.end_iteration(), before, after)
 
     def _abandon(self, level: Level, written: int) -> None:
@@ -207,96 +268,9 @@ class Recorder:
     # --- what may be used ------------------------------------------------------------
 
     def use_index(self, value: Expr, site: Site) -> Expr:
-        """`value`, refused where it holds the index of a loop that has ended."""
-        current = {v: v for v in (self.program_id, *self.domain.loops)}
-        for variable in expr.variables(value):
-            found = current.get(variable)
-            if found is not None and found is not variable:
-                name = carried.name_of(carried.is_made_with(variable), kernel_frame())
-                raise errors.KernelError(
-                    f"the loop index {variable.name} of an earlier iteration is used: "
-                    f"{f'`{name}`' if name else 'Python state'} carries it, or a view "
-                    "made with it, to the next one",
-                    site=site,
-                    got=str(value),
-                    remedy="Compute it anew in each iteration",
-                )
-            if found is None:
-                raise errors.KernelError(
-                    f"the loop index {variable.name} is used after its loop",
-                    site=site,
-                    remedy="Use it inside the loop, or compute the last value from the "
-                    "loop's bounds",
-                )
+        """`value`, refused where it cannot be used here (kbjax.usage)."""
+        usage.check_index(value, self.program_id, self.domain, self._had_when, site)
         return value
-
-    def lifetime_error(
-        self, handle: TensorHandle, site: Site
-    ) -> errors.KbjaxError | None:
-        """Why `handle` may not be used at `site`, or None while it is alive."""
-        death = self.arena.death_of(handle.allocation)
-        if death is None:
-            return None
-        if death.cause == "scope":
-            return errors.UseAfterScopeError(
-                f"a tile is used after its scratch_scope has ended: it was made at "
-                f"{handle.site}, the scope of {death.site} ended, and it is used at "
-                f"{site}",
-                site=site,
-                got=str(handle),
-                remedy="Copy it to a tile made outside the scope, with tl.copy_to, "
-                "before the scope ends",
-            )
-        if death.cause == "refused":
-            return errors.KernelError(
-                f"a tile of the loop at {death.site}, which was refused, is used",
-                site=site,
-                got=str(handle),
-                remedy="Make the tile outside the loop that is tried",
-            )
-        if death.loop not in self.domain.loops:
-            return errors.UseAfterScopeError(
-                "a tile made in a tl.range body is used after that iteration: it was "
-                f"made at {handle.site}, the loop of {death.site} ended, and it is "
-                f"used at {site}",
-                site=site,
-                got=str(handle),
-                remedy="Make the tile before the loop and write it in the body with "
-                "tl.copy_to",
-            )
-        name = carried.name_of(lambda v: v is handle, kernel_frame())
-        shown = f"`{name}`" if name else "Python state"
-        return errors.KernelError(
-            f"{shown} carries a tile from one iteration of the tl.range at "
-            f"{death.site} to the next: it was made at {handle.site}, and its bytes "
-            f"died with its iteration{self._before_loop(death.loop, name)}",
-            site=site,
-            got=str(handle),
-            remedy=f"Make {shown if name else 'the tile'} before the loop and update "
-            f"it with tl.copy_to({name or 'tile'}, new)",
-        )
-
-    def _before_loop(self, loop: Var | None, name: str) -> str:
-        """``; before the loop `m` was ...``, or nothing."""
-        shown = self.before[loop].named(name) if loop in self.before else None
-        return f"; before the loop `{name}` was {shown}" if shown else ""
-
-    def last_bytes(self, handle: TensorHandle) -> Ref:
-        """The handle's bytes, also where the loop that made it has ended: then those
-        of its last iteration, as Python's variable would have it."""
-        ref, made = handle.ref, handle.allocation
-        ended = {
-            loop: expr.maximum(expr.ZERO, expr.sub(loop.trip, expr.const(1)))
-            for loop in (*made.loops, *expr.variables(ref.offset))
-            if loop not in (self.program_id, *self.domain.loops)
-        }
-        offset = expr.substitute(ref.offset, ended)
-        for loop in made.loops:
-            if loop in ended:  # the program will add its index times its growth
-                behind = expr.sub(ended[loop], expr.var(loop))
-                growth = self.arena.growth_bytes.get(loop, 0)
-                offset = expr.add(offset, expr.scale(behind, growth))
-        return dataclasses.replace(ref, offset=offset)
 
     @property
     def runs(self) -> bool:
@@ -319,9 +293,12 @@ class Recorder:
         if not all(known) and len(made.loops) < len(known):
             return True
         levels = [
-            coverage.Level(block, level.index, self._complete.get(level.index))
-            if level.index is not None
-            else coverage.Level(block)
+            coverage.Level(
+                block.statements,
+                level.domain,
+                level.index,
+                self._complete.get(level.index) if level.index else None,
+            )
             for block, level in zip(self._blocks, self.arena.levels, strict=True)
         ]
         read = coverage.reading(levels, ref)
@@ -331,27 +308,6 @@ class Recorder:
 
     def mark_written(self, ref: Ref) -> None:
         self.written.add(ref)
-
-
-class RolledRange:
-    """What `tl.range` gives: a `for` statement over it records one loop body."""
-
-    def __init__(self, recorder: Recorder, start: Expr, stop: Expr, step: int) -> None:
-        self._recorder, self._site = recorder, here()
-        self._start, self._stop, self._step = start, stop, step
-
-    def __iter__(self) -> Iterator[Index]:
-        return self._recorder.loop(self._start, self._stop, self._step, self._site)
-
-    def _no_sequence(self, *_: object) -> Any:
-        raise errors.KernelError(
-            "a tl.range is no sequence: it goes into a `for` statement",
-            site=here(),
-            remedy="Give it a negative step to go backwards, take the trip count from "
-            "its bounds with tl.cdiv, or unroll with tl.static_range",
-        )
-
-    __reversed__ = __len__ = __getitem__ = __contains__ = __next__ = _no_sequence
 
 
 def _counted(loop_index: Var, start: Expr, step: int) -> Expr:

@@ -30,7 +30,11 @@ Kernel = Callable[..., None]
 
 # --- HBM tensors where tiles belong --------------------------------------------------
 
-_UNARY = [row.name for row in ops.TABLE.values() if row.parameters == ("x",)]
+_UNARY = [
+    row.name
+    for row in ops.TABLE.values()
+    if row.parameters == ("x",) and hasattr(kb.TLContext, row.name)
+]
 _IN_HBM: dict[str, Callable[[Any, Any, Any], object]] = {
     **{
         f"tl.{name}": lambda tl, x, t, name=name: getattr(tl, name)(x)
