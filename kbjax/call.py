@@ -16,6 +16,7 @@ from kbjax import (
     arguments,
     data_phase,
     disjoint,
+    dtypes,
     errors,
     expr,
     op_log,
@@ -26,6 +27,7 @@ from kbjax.allocator import Arena
 from kbjax.arguments import Axes
 from kbjax.context import TLContext
 from kbjax.data_phase import Fidelity
+from kbjax.dtypes import FLOAT32
 from kbjax.expr import Var
 from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
@@ -66,6 +68,7 @@ class KernelCall:
         input_output_aliases: Mapping[int, int],
         hardware: Hardware,
         checks: Checks,
+        compute_dtype: object,
     ) -> None:
         if isinstance(num_pes, bool) or not isinstance(num_pes, int) or num_pes < 1:
             raise errors.ShapeError("num_pes is a positive integer", got=repr(num_pes))
@@ -73,6 +76,13 @@ class KernelCall:
             raise errors.KernelError(
                 "unknown checks", got=repr(checks), allowed="error, warn, off"
             )
+        if compute_dtype is not None and dtypes.of(compute_dtype) != FLOAT32:
+            raise errors.DTypeError(
+                "kbjax computes in each tile's own dtype, or in float32",
+                got=repr(compute_dtype),
+                allowed='None, "float32"',
+            )
+        self._wide = compute_dtype is not None
         self._kernel = kernel
         self._single = not isinstance(out_shape, tuple | list)
         out_shapes = (out_shape,) if self._single else tuple(out_shape)
@@ -120,9 +130,13 @@ class KernelCall:
             in integers. Outputs of a kernel that keeps the scope contract are the same.
             Only exact replay has such bytes; in live they are 0xFF as it is.
         """
-        if poison and fidelity is None:
-            fidelity = "exact"
-        outputs, memory = self._replay(arrays, fidelity, True, poison)
+        if poison and self._wide:
+            raise errors.KernelError(
+                'poison needs exact replay, which compute_dtype="float32" has not',
+                remedy="Make the call without compute_dtype",
+            )
+        chosen = fidelity or ("exact" if poison else None)
+        outputs, memory = self._replay(arrays, chosen, True, poison)
         return RunResult(outputs, memory)
 
     @user_frames
@@ -228,7 +242,7 @@ class KernelCall:
         how = (chosen, with_memory, poison)
         key = (_key(specs), *how)
         if key not in self._compiled:
-            self._compiled[key] = data_phase.lower(program, *how)
+            self._compiled[key] = data_phase.lower(program, *how, wide=self._wide)
         split = [
             _moved(array, spec.pe_axis, 0)
             for array, spec in zip(inputs, specs, strict=True)
@@ -251,7 +265,16 @@ class KernelCall:
                 f"promise under checks={self._checks!r}",
                 remedy='Ask for fidelity="exact", or use checks="error"',
             )
-        return asked or ("exact" if program.needs_exact else "live")
+        chosen: Fidelity = asked or ("exact" if program.needs_exact else "live")
+        if self._wide and chosen == "exact":
+            raise errors.KernelError(
+                'compute_dtype="float32" is for live replay: in exact, a tile has no '
+                "more bytes than its dtype says",
+                remedy="Make the call without compute_dtype"
+                if program.needs_exact
+                else 'Ask for fidelity="live", or make the call without compute_dtype',
+            )
+        return chosen
 
     # --- phase 1 ---------------------------------------------------------------------
 
@@ -329,6 +352,7 @@ def kernel_call(
     input_output_aliases: Mapping[int, int] | None = None,
     hardware: Hardware | None = None,
     checks: Checks = "error",
+    compute_dtype: object = None,
 ) -> KernelCall:
     """Make a kernel callable on arrays.
 
@@ -345,6 +369,9 @@ def kernel_call(
       hardware: sizes and rates.
       checks: what a use after scope or an uninitialised read is: `error`, `warn`, or
         `off` (the hardware's behaviour, replayed exactly).
+      compute_dtype: None: every op rounds to its result's dtype. "float32": live replay
+        keeps every float in float32 until it is stored, which tells a wrong algorithm
+        from rounding; addresses, footprint and op_log are those of the kernel.
 
     Returns:
       A `KernelCall`.
@@ -358,6 +385,7 @@ def kernel_call(
         input_output_aliases=input_output_aliases or {},
         hardware=hardware or Hardware(),
         checks=checks,
+        compute_dtype=compute_dtype,
     )
 
 

@@ -4,7 +4,8 @@
    from the byte array and writes its result into it, the definition of truth) or as
    typed values (`live`: bytes that no one can read any more are never written).
 2. `_Replay` walks the program once while JAX traces it: a `Loop` becomes `lax.scan`
-   where its trip count is static, `lax.fori_loop` where it is symbolic.
+   where its trip count is static, `lax.fori_loop` where it is symbolic, a `When`
+   `lax.cond`.
 3. At the end live tiles are written back, where the caller asks for the memory.
 
 All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kbjax import hbm, liveness, ops, tcm
-from kbjax.dtypes import DType
+from kbjax import dtypes, hbm, liveness, ops, tcm
+from kbjax.dtypes import FLOAT32, DType
 from kbjax.expr import Expr
 from kbjax.layouts import Layouts, layouts
 from kbjax.program import (
@@ -42,18 +43,25 @@ from kbjax.program import (
     Scope,
     Statement,
     StoreCmd,
+    When,
     walk,
 )
-from kbjax.rounding import Rounding, always_true
+from kbjax.rounding import Rounding
+from kbjax.sealing import always_true
 from kbjax.tcm import TcmState
 from kbjax.tiles import Bytes, Env, Tiles, Values, index_value
 
+_DTYPES = {"dtype", "out_dtype"}  # attributes of ops that name an element type
 Fidelity = Literal["live", "exact"]
 Replayed = tuple[tuple[jax.Array, ...], TcmState | None]
 
 
 def lower(
-    program: Program, fidelity: Fidelity, with_memory: bool, poison: bool = False
+    program: Program,
+    fidelity: Fidelity,
+    with_memory: bool,
+    poison: bool = False,
+    wide: bool = False,
 ) -> Callable[..., Replayed]:
     """One jitted function of the program's input arrays.
 
@@ -62,12 +70,13 @@ def lower(
       fidelity: how tiles are kept; both give the same bits.
       with_memory: whether the final TcmState is asked for.
       poison: fill what a scope gives back with 0xFF, at its end.
+      wide: keep every float in float32 until it is stored (live only).
 
     Returns:
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
-    replay = _Replay(program, fidelity, with_memory, poison)
+    replay = _Replay(program, fidelity, with_memory, poison, wide)
     replay_kernel = replay.run
     return jax.jit(replay_kernel)
 
@@ -89,6 +98,7 @@ class _Replay:
     fidelity: Fidelity
     with_memory: bool
     poison: bool
+    wide: bool
     rounding: Rounding | None = None  # made when traced
 
     @property
@@ -125,6 +135,10 @@ class _Replay:
         results = tuple(state.tensors[slot] for slot in program.output_slots)
         return results, self._memory(state.tiles) if self.with_memory else None
 
+    def _held(self, dtype: DType) -> DType:
+        """The dtype in which a tile's values are kept and computed with."""
+        return FLOAT32 if self.wide and dtype.is_float else dtype
+
     def _program_ids(self) -> Any:
         pes = self.program.num_pes
         return jnp.arange(pes, dtype=jnp.int32) if pes > 1 else 0
@@ -136,7 +150,7 @@ class _Replay:
             return Bytes(program, fresh.memory)
         kept = set(program.live_at_exit) if self.with_memory else set()
         crossing = liveness.carried_roots(program, kept)
-        return Values(program, crossing, _in_parts(program), fresh)
+        return Values(program, crossing, _in_parts(program), fresh, self._held)
 
     def _memory(self, tiles: Tiles) -> TcmState:
         """The final scratchpad."""
@@ -153,6 +167,8 @@ class _Replay:
         return state
 
     def _statement(self, item: Statement, state: _State, env: Env, mask: Any) -> _State:
+        if isinstance(item, When):
+            return self._when(item, state, env, mask)
         if isinstance(item, Scope):
             return self._scope(item, state, env, mask)
         if isinstance(item, Loop):
@@ -179,22 +195,28 @@ class _Replay:
         self, ref: Ref, value: jax.Array, state: _State, env: Env, mask: Any
     ) -> _State:
         chex.assert_shape(value, (*self.lead, *ref.shape))
-        chex.assert_type(value, ref.dtype.numpy)
+        chex.assert_type(value, self._held(ref.dtype).numpy)
         tiles = state.tiles.write(ref, env, value, mask)
         return dataclasses.replace(state, tiles=tiles)
 
     def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
         window = hbm.Window.of(command.view, lambda e: index_value(e, env))
-        return hbm.load(
+        value = hbm.load(
             state.tensors[command.view.slot],
             window,
             command.other,
             self.program.num_pes,
+            self._held(command.out.dtype).numpy,
             in_parts=self.fidelity == "live",
         )
+        return lax.optimization_barrier(value) if self.wide else value
+
+    def _cast(self, value: jax.Array, dtype: DType) -> jax.Array:
+        assert self.rounding is not None
+        return self.rounding.cast(value, dtype)
 
     def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
-        tile = state.tiles.read(command.src, env)
+        tile = self._cast(state.tiles.read(command.src, env), command.src.dtype)
         window = hbm.Window.of(command.view, lambda e: index_value(e, env))
         slot = command.view.slot
         tensors = list(state.tensors)
@@ -205,8 +227,11 @@ class _Replay:
 
     def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:
         """The row's function on the operands, each in the row's operand dtype."""
-        row, attrs = ops.TABLE[command.op], dict(command.attrs)
-        assert self.rounding is not None
+        row = ops.TABLE[command.op]
+        attrs = dict(command.attrs)
+        for name in _DTYPES & attrs.keys():
+            if attrs[name] is not None:
+                attrs[name] = self._held(dtypes.of(attrs[name])).name
         values = []
         for operand, dtype in zip(
             command.operands, command.operand_dtypes, strict=True
@@ -214,11 +239,12 @@ class _Replay:
             if isinstance(operand, Ref):
                 value = state.tiles.read(operand, env)
             else:
-                value = self._scalar(operand, dtype, env)
-            values.append(self.rounding.cast(value, dtype))
+                value = self._scalar(operand, self._held(dtype), env)
+            values.append(self._cast(value, self._held(dtype)))
         if row.engine == "gemm":
             made: Any = attrs.pop("transposed")
-            attrs["layouts"] = tuple(map(self._layouts.of, command.reads, made))
+            factors = command.reads[:2]
+            attrs["layouts"] = tuple(map(self._layouts.of, factors, made))
         compute = functools.partial(row.compute, self.rounding, **attrs)
         if row.engine == "gemm" or not self.lead:
             result = compute(*values)  # a matrix product takes the PE axis itself
@@ -227,7 +253,7 @@ class _Replay:
         else:
             result = compute()
             result = jnp.broadcast_to(result, (*self.lead, *result.shape))
-        return self.rounding.cast(result, command.out.dtype)
+        return self._cast(result, self._held(command.out.dtype))
 
     def _scalar(self, value: Expr | Scalar, dtype: DType, env: Env) -> jax.Array:
         """A weak scalar, rounded once to the operand's dtype; one a PE. A scalar that
@@ -242,20 +268,25 @@ class _Replay:
 
     # --- loops -----------------------------------------------------------------------
 
+    def _when(self, when: When, state: _State, env: Env, mask: Any) -> _State:
+        """PEs that take different ways run in lockstep, and those which the condition
+        leaves out write nothing."""
+        holds = index_value(when.condition, env)
+        if isinstance(holds, int):
+            return self._scope(when, state, env, mask) if holds else state
+        if holds.ndim:
+            active = holds != 0 if mask is None else mask & (holds != 0)
+            return self._scope(when, state, env, active)
+        carry_of, resume = _hand_on(when, state)
+
+        def run(carry: Any) -> Any:
+            return carry_of(self._scope(when, resume(carry), env, mask))
+
+        return resume(lax.cond(holds != 0, run, lambda c: c, carry_of(state)))
+
     def _loop(self, loop: Loop, state: _State, env: Env, mask: Any) -> _State:
         trip = index_value(loop.trip, env)
-        slots = _stored_slots(loop.body)
-
-        def carry_of(current: _State) -> Any:
-            stored = [current.tensors[slot] for slot in slots]
-            return current.tiles.carried(loop), stored
-
-        def resume(carry: Any) -> _State:
-            tiles, stored = carry
-            tensors = list(state.tensors)
-            for slot, tensor in zip(slots, stored, strict=True):
-                tensors[slot] = tensor
-            return _State(state.tiles.resumed(tiles), tuple(tensors))
+        carry_of, resume = _hand_on(loop, state)
 
         def body(i: Any, carry: Any) -> Any:
             active = mask
@@ -272,9 +303,30 @@ class _Replay:
                 jnp.arange(trip, dtype=jnp.int32),
             )
         else:
-            longest = jnp.max(trip) if trip.ndim else trip
+            runs = trip if mask is None else jnp.where(mask, trip, 0)
+            longest = jnp.max(runs) if runs.ndim else runs
             last = lax.fori_loop(0, longest, body, first)
         return resume(last)
+
+
+def _hand_on(
+    block: Loop | When, state: _State
+) -> tuple[Callable[[_State], Any], Callable[[Any], _State]]:
+    """What of a state changes in the block and is used after it, as JAX carries it; and
+    the state again, which is else as it was before the block."""
+    slots = sorted({c.view.slot for c in walk(block.body) if isinstance(c, StoreCmd)})
+
+    def carry_of(current: _State) -> Any:
+        return current.tiles.carried(block), [current.tensors[slot] for slot in slots]
+
+    def resume(carry: Any) -> _State:
+        tiles, stored = carry
+        tensors = list(state.tensors)
+        for slot, tensor in zip(slots, stored, strict=True):
+            tensors[slot] = tensor
+        return _State(state.tiles.resumed(tiles), tuple(tensors))
+
+    return carry_of, resume
 
 
 def _in_parts(program: Program) -> frozenset[int]:
@@ -288,7 +340,3 @@ def _in_parts(program: Program) -> frozenset[int]:
     ]
     whole = program.allocations
     return frozenset(r.root for r in refs if r.nbytes != whole[r.root].nbytes)
-
-
-def _stored_slots(block: Block) -> Sequence[int]:
-    return sorted({c.view.slot for c in walk(block) if isinstance(c, StoreCmd)})

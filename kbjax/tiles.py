@@ -4,7 +4,7 @@ values (live). Both are immutable: a write gives a new one."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from kbjax import expr, tcm
+from kbjax.dtypes import DType
 from kbjax.expr import Expr, Var
-from kbjax.program import CopyCmd, Loop, Program, Ref, Scope
+from kbjax.program import CopyCmd, Loop, Program, Ref, Scope, When
 from kbjax.tcm import TcmState
 
 Env = Mapping[Var, Any]
@@ -39,7 +40,9 @@ class Tiles(Protocol):
     def poisoned(self, scope: Scope, env: Env, mask: Any) -> Any:
         """After a scope's end, on the PEs of the mask: what it gave back is 0xFF."""
 
-    def carried(self, loop: Loop) -> Any: ...
+    def carried(self, block: Loop | When) -> Any:
+        """What the loop's iterations, or the `when`, hand on."""
+
     def resumed(self, carried: Any) -> Any: ...
     def memory(self) -> jax.Array:
         """All bytes of scratch: (*lead, T) uint8."""
@@ -81,8 +84,8 @@ class Bytes:
             raw = jnp.where(mask[:, None], raw, kept)
         return self._with(tcm.write_bytes(self.array, offset, raw))
 
-    def carried(self, loop: Loop) -> jax.Array:
-        del loop
+    def carried(self, block: Loop | When) -> jax.Array:
+        del block
         return self.array
 
     def resumed(self, carried: jax.Array) -> Bytes:
@@ -100,7 +103,8 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Values:
-    """Live: a typed array a root; `crossing` says what each loop hands on.
+    """Live: a typed array a root; `crossing` says what each loop hands on, `held` in
+    which dtype values of a dtype are kept.
 
     A root that some command takes or writes in part is kept flat, behind a barrier:
     XLA's CPU backend turns a slice of a reshaped array into one of the array, fuses it
@@ -109,9 +113,10 @@ class Values:
     """
 
     program: Program
-    crossing: Mapping[Var, frozenset[int]]
+    crossing: Mapping[int, frozenset[int]]
     in_parts: frozenset[int]
     fresh: TcmState
+    held: Callable[[DType], DType]
     values: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
 
     @property
@@ -124,7 +129,8 @@ class Values:
             return self.values[root]
         made = self.program.allocations[root]
         raw = jnp.full((*self.lead, made.nbytes), tcm.FRESH, jnp.uint8)
-        return self._kept(root, tcm.to_values(raw, made.shape, made.dtype))
+        value = tcm.to_values(raw, made.shape, made.dtype)
+        return self._kept(root, value.astype(self.held(made.dtype).numpy))
 
     def _kept(self, root: int, value: jax.Array) -> jax.Array:
         shape = self.program.allocations[root].shape
@@ -162,8 +168,8 @@ class Values:
         del scope, env, mask
         return self
 
-    def carried(self, loop: Loop) -> dict[int, jax.Array]:
-        return {r: self._value(r) for r in sorted(self.crossing[loop.index])}
+    def carried(self, block: Loop | When) -> dict[int, jax.Array]:
+        return {r: self._value(r) for r in sorted(self.crossing[id(block)])}
 
     def resumed(self, carried: Mapping[int, jax.Array]) -> Values:
         return dataclasses.replace(self, values={**self.values, **carried})
@@ -174,6 +180,7 @@ class Values:
         for root in self.program.live_at_exit:
             if root in self.values:
                 made = self.program.allocations[root]
-                raw = tcm.to_bytes(self.values[root], len(self.lead))
+                value = self.values[root].astype(made.dtype.numpy)
+                raw = tcm.to_bytes(value, len(self.lead))
                 memory = tcm.write_bytes(memory, made.cursor_bytes, raw)
         return memory
