@@ -1,5 +1,6 @@
 """Settings of every test: JAX refuses to mix dtypes or ranks silently, and a property
-has no deadline (the machine may be busy). `--update-golden` rewrites golden files."""
+has no deadline (the machine may be busy). `--update-golden` rewrites golden files,
+`--update-docs` the pages of docs that are made from the code."""
 
 from typing import Any
 
@@ -19,6 +20,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the kernels give to tests/golden, instead of comparing",
     )
+    parser.addoption(
+        "--update-docs",
+        action="store_true",
+        help="write the docs pages made from the code, instead of comparing",
+    )
+
+
+@pytest.fixture
+def update_docs(request: pytest.FixtureRequest) -> bool:
+    """Whether pages of docs are rewritten."""
+    return bool(request.config.getoption("--update-docs"))
 
 
 @pytest.fixture
@@ -28,8 +40,9 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say which golden files were rewritten, also by the workers of pytest-xdist."""
+    """Say which golden files and pages of docs were rewritten, also by the workers of
+    pytest-xdist."""
     for report in terminalreporter.getreports("passed"):
         for name, what in report.user_properties:
-            if name == "golden":
-                terminalreporter.write_line(f"golden: {what}")
+            if name in ("golden", "docs"):
+                terminalreporter.write_line(f"{name}: {what}")

@@ -5,13 +5,15 @@ code with kbjax: its own evaluation of symbolic integers, addresses, promotion a
 op, on a NumPy byte array. Slow and obvious on purpose; where the two differ, one of
 them is wrong about the conventions of the design.
 
-Bit for bit: everything but `exp exp2 log softmax dot`, which have several acceptable
-last bits and are computed here in float64 and rounded. Unspecified, and so not to be
-compared: NaN payloads, and which zero wins in `maximum(-0.0, 0.0)` and its kin.
+Bit for bit: everything but `exp exp2 log log2 sigmoid tanh erf softmax`, and `pow` and
+`dot` of floats, which have several acceptable last bits and are computed here in
+float64 and rounded. Unspecified, and so not to be compared: NaN payloads, and which
+zero wins in `maximum(-0.0, 0.0)` and its kin.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +27,18 @@ DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "int32": np.dtype(np.int32),
+    "int16": np.dtype(np.int16),
+    "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
     "bool": np.dtype(np.bool_),
 }
 F32, I32, BOOL = DTYPES["float32"], DTYPES["int32"], DTYPES["bool"]
 FLOATS = (F32, DTYPES["float16"], DTYPES["bfloat16"])
-INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+FLOAT8S = (DTYPES["float8_e4m3fn"], DTYPES["float8_e5m2"])
+INTS = tuple(DTYPES[name] for name in ("int32", "int16", "int8", "uint8"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def run(program: Any, inputs: Sequence[Any], poison: bool = False) -> Result:
     memory = np.full((pes, size), 0xFF, np.uint8)
     for pe in range(pes):
         mine = [
-            tensor[pe] if pes > 1 and spec.pe_axis is not None else tensor
+            tensor[pe, ...] if pes > 1 and spec.pe_axis is not None else tensor
             for tensor, spec in zip(tensors, program.slots, strict=True)
         ]
         env = {program.program_id.uid: pe}
@@ -82,9 +90,9 @@ def run(program: Any, inputs: Sequence[Any], poison: bool = False) -> Result:
 
 
 def _never_stored(dtype: np.dtype) -> float | int | bool:
-    if dtype in FLOATS:
-        return float("nan")
-    return INT_MIN if dtype == I32 else False
+    if dtype in INTS:
+        return int(np.iinfo(dtype).min)
+    return False if dtype == BOOL else float("nan")
 
 
 # --- symbolic integers and addresses -------------------------------------------------
@@ -152,6 +160,10 @@ class Machine:
         if self.poison:
             mark = scope.mark_bytes + grown(self.program, self.open_loops, self.env)
             self.memory[mark : mark + scope.rewound_bytes] = 0xFF
+
+    def do_When(self, when: Any) -> None:
+        if evaluate(when.condition, self.env):
+            self.do_Scope(when)
 
     def do_Loop(self, loop: Any) -> None:
         self.open_loops.append(loop.index.uid)
@@ -234,16 +246,23 @@ def _shown_last(view: Any) -> list[int]:
 
 def convert(x: Any, dtype: np.dtype) -> Array:
     """`x` in another dtype with one rounding; float to integer truncates and
-    saturates, NaN gives 0."""
+    saturates, NaN gives 0; integer to integer wraps."""
     x = np.asarray(x)
+    if x.dtype == dtype:
+        return x
+    whole = x.dtype == BOOL or x.dtype.kind in "iu"
     if dtype == BOOL:
-        return x != 0
-    if dtype == I32 and x.dtype != BOOL and x.dtype.kind not in "iu":
-        whole = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0))
-        return np.clip(whole, INT_MIN, INT_MAX).astype(np.int32)
-    if dtype == DTYPES["bfloat16"] and x.dtype.kind in "iuf":
-        return _round_to_odd(x.astype(np.float64)).astype(dtype)
-    return x.astype(dtype)
+        return (x if whole else x.astype(np.float64)) != 0
+    if dtype in INTS:
+        if whole:
+            return x.astype(dtype)
+        limits = np.iinfo(dtype)
+        truncated = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0))
+        return np.clip(truncated, limits.min, limits.max).astype(dtype)
+    exact = x.astype(np.float64)  # every element type fits
+    if dtype in (DTYPES["bfloat16"], *FLOAT8S):  # ml_dtypes takes float32
+        return _round_to_odd(exact).astype(dtype)
+    return exact.astype(dtype)
 
 
 def _round_to_odd(x: Array) -> Array:
@@ -261,16 +280,33 @@ def _round_to_odd(x: Array) -> Array:
 def meet(*operands: Any) -> list[Array]:
     """The operands in their common dtype: tiles promote as in `jax.numpy`, Python
     scalars are weak."""
-    tiles = [x.dtype for x in operands if isinstance(x, Array)]
+    common = BOOL
+    for x in operands:
+        if isinstance(x, Array):
+            common = _promoted(common, x.dtype)
     scalars = [type(x) for x in operands if not isinstance(x, Array)]
-    floats = {dtype for dtype in tiles if dtype in FLOATS}
-    if floats:  # the one float type, or what two of them have in common
-        common = floats.pop() if len(floats) == 1 else F32
-    elif float in scalars:
+    if float in scalars and common in (*INTS, BOOL):
         common = F32
-    else:
-        common = I32 if I32 in tiles or int in scalars else BOOL
+    elif int in scalars and common == BOOL:
+        common = I32
     return [convert(x, common) for x in operands]
+
+
+def _promoted(a: np.dtype, b: np.dtype) -> np.dtype:
+    """What two tiles have in common: bool < integer < float, wider within a kind, and
+    the next wider where neither holds the other. A float8 meets itself and bool."""
+    if a == b:
+        return a
+    for kind in (FLOAT8S, FLOATS, INTS):
+        if (a in kind) != (b in kind):
+            assert kind != FLOAT8S or BOOL in (a, b), f"{a} and {b} do not meet"
+            return a if a in kind else b
+        if a in kind:
+            assert kind != FLOAT8S, f"{a} and {b} do not meet"
+            if a.itemsize != b.itemsize:
+                return a if a.itemsize > b.itemsize else b
+            return F32 if kind == FLOATS else DTYPES["int16"]
+    raise AssertionError(f"no common type of {a} and {b}")
 
 
 # --- THE OPS -------------------------------------------------------------------------
@@ -300,7 +336,64 @@ def _div(a: Any, b: Any) -> Array:
 
 
 def _compare(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, b: function(*meet(a, b))
+    """Of the values, which float64 holds for every element type."""
+    return lambda a, b: function(*(x.astype(np.float64) for x in meet(a, b)))
+
+
+def _divided(of_ints: Callable[..., Array], of_floats: Callable[..., Array]) -> Any:
+    """`//` and `%`: of integers as in Python, 0 where the divisor is; of floats
+    NumPy's."""
+
+    def apply(a: Any, b: Any) -> Array:
+        a, b = meet(a, b)
+        if a.dtype in FLOATS:
+            return _in_float32(of_floats)(a, b)
+        wide_a, wide_b = a.astype(np.int64), b.astype(np.int64)
+        safe = of_ints(wide_a, np.where(wide_b == 0, 1, wide_b))
+        return np.where(wide_b == 0, 0, safe).astype(a.dtype)
+
+    return apply
+
+
+def _pow(a: Any, b: Any) -> Array:
+    a, b = meet(a, b)
+    if a.dtype in FLOATS:
+        return _in_float64(np.power)(a, b)
+    a, b = np.broadcast_arrays(a, b)
+    square, power = a.astype(np.uint64), np.ones(a.shape, np.uint64)  # modulo 2**64
+    left = b.astype(np.int64)
+    while (left > 0).any():
+        power = np.where((left > 0) & (left % 2 == 1), power * square, power)
+        square, left = square * square, left >> 1
+    unit = np.where(b % 2 == 0, a * a, a)  # 1 and -1 to a negative power
+    inverse = np.where((a == 1) | (a.astype(np.int64) == -1), unit, 0)
+    return np.where(b.astype(np.int64) < 0, inverse, power.astype(a.dtype)).astype(
+        a.dtype
+    )
+
+
+def _bitwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda *xs: function(*meet(*xs))
+
+
+def _clamp(x: Any, low: Any, high: Any) -> Array:
+    return _in_float32(lambda x, a, b: np.minimum(np.maximum(x, a), b))(
+        *meet(x, low, high)
+    )
+
+
+def _fma(a: Any, b: Any, c: Any) -> Array:
+    """The product of two float32 is a float64; the sum is rounded to odd in float64,
+    and so once only in the end."""
+    a, b, c = meet(a, b, c)
+    p, q = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = np.asarray(p + q)
+    q_seen = total - p  # the error of a sum, exactly: Knuth's TwoSum
+    error = (p - (total - q_seen)) + (q - q_seen)
+    even = np.atleast_1d(total).view(np.uint64).reshape(total.shape) % 2 == 0
+    other = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    odd = np.where(np.isfinite(total) & (error != 0) & even, other, total)
+    return convert(odd, a.dtype)
 
 
 def _where(cond: Array, a: Any, b: Any) -> Array:
@@ -308,7 +401,17 @@ def _where(cond: Array, a: Any, b: Any) -> Array:
 
 
 def _in_float64(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda x: function(x.astype(np.float64)).astype(F32).astype(x.dtype)
+    return lambda *xs: convert(
+        function(*(x.astype(np.float64) for x in xs)), xs[0].dtype
+    )
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
 def _rsqrt(x: Array) -> Array:
@@ -331,19 +434,45 @@ def _sum(x: Array, axis: int | None, keepdims: bool) -> Array:
     return np.expand_dims(total, axis) if keepdims else total
 
 
-def _max(x: Array, axis: int | None, keepdims: bool) -> Array:
-    return _in_float32(lambda y: np.max(y, axis=axis, keepdims=keepdims))(x)
+def _extreme(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, axis, keepdims: _in_float32(
+        lambda y: np.asarray(function(y, axis=axis, keepdims=keepdims))
+    )(x)
+
+
+def _position(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Of the first of equals; the first NaN wins, as NumPy has it for both."""
+
+    def apply(x: Array, axis: int | None, keepdims: bool) -> Array:
+        y = x.astype(np.float64)
+        return np.asarray(function(y, axis=axis, keepdims=keepdims)).astype(I32)
+
+    return apply
 
 
 def _softmax(x: Array, axis: int) -> Array:
     y = x.astype(F32)
-    weights = _in_float64(np.exp)(y - _max(y, axis, True))
+    weights = _in_float64(np.exp)(y - np.max(y, axis=axis, keepdims=True))
     return (weights / _sum(weights, axis, True)).astype(x.dtype)
 
 
-def _dot(a: Array, b: Array, **how: object) -> Array:
+def _dot(
+    a: Array, b: Array, acc: Array | None = None, *, out_dtype: str | None, **how: Any
+) -> Array:
+    """The product rounded once to the accumulator's type, `acc` added with one more
+    rounding, and one to `out_dtype`."""
     del how  # the lowering, which is not the meaning
-    return (a.astype(np.float64) @ b.astype(np.float64)).astype(F32)
+    if a.dtype in FLOAT8S or b.dtype in FLOAT8S:
+        a, b = convert(a, F32), convert(b, F32)
+    a, b = meet(a, b)
+    if a.dtype in FLOATS:
+        total = (a.astype(np.float64) @ b.astype(np.float64)).astype(F32)
+    else:  # modulo 2**32
+        total = (a.astype(np.int64) @ b.astype(np.int64)).astype(I32)
+    if acc is not None:
+        assert acc.dtype == total.dtype, f"{acc.dtype} is no accumulator"
+        total = total + acc
+    return total if out_dtype is None else convert(total, DTYPES[out_dtype])
 
 
 def _full(value: Any, shape: tuple[int, ...], dtype: str) -> Array:
@@ -355,6 +484,9 @@ OPS: dict[str, Callable[..., Array]] = {
     "sub": _arithmetic(np.subtract),
     "mul": _arithmetic(np.multiply),
     "div": _div,
+    "floordiv": _divided(np.floor_divide, np.floor_divide),
+    "mod": _divided(np.remainder, np.remainder),
+    "pow": _pow,
     "maximum": _arithmetic(np.maximum),
     "minimum": _arithmetic(np.minimum),
     "lt": _compare(np.less),
@@ -363,14 +495,30 @@ OPS: dict[str, Callable[..., Array]] = {
     "ge": _compare(np.greater_equal),
     "eq": _compare(np.equal),
     "ne": _compare(np.not_equal),
+    "and": _bitwise(np.bitwise_and),
+    "or": _bitwise(np.bitwise_or),
+    "invert": _bitwise(np.invert),
+    "neg": _in_float32(np.negative),
+    "abs": _in_float32(np.abs),
     "where": _where,
+    "clamp": _clamp,
+    "fma": _fma,
+    "floor": _in_float32(np.floor),
+    "ceil": _in_float32(np.ceil),
     "exp": _in_float64(np.exp),
     "exp2": _in_float64(np.exp2),
     "log": _in_float64(np.log),
+    "log2": _in_float64(np.log2),
+    "sigmoid": _in_float64(_sigmoid),
+    "tanh": _in_float64(np.tanh),
+    "erf": _in_float64(_erf),
     "sqrt": _in_float32(np.sqrt),
     "rsqrt": _rsqrt,
     "sum": _sum,
-    "max": _max,
+    "max": _extreme(np.max),
+    "min": _extreme(np.min),
+    "argmax": _position(np.argmax),
+    "argmin": _position(np.argmin),
     "softmax": _softmax,
     "dot": _dot,
     "trans": lambda x: x.swapaxes(0, 1),
