@@ -59,7 +59,7 @@ def leaves(
         elif hasattr(item, "index"):
             for i in range(reference.evaluate(item.index.trip, env)):
                 yield from leaves(item.body, {**env, item.index.uid: i})
-        else:
+        elif not hasattr(item, "condition") or reference.evaluate(item.condition, env):
             yield from leaves(item.body, env)
 
 
