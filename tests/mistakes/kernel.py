@@ -289,3 +289,61 @@ def tile_of_another_run(tl: Any, x: Any, n: Any, o: Any) -> None:
     kept: list[Any] = []
     kb.kernel_call(lambda tl, x, o: kept.append(tl.load(x)), X).record(X)
     tl.store(o, kept[0])  # <-
+
+
+@mistake(kb.KernelError, "clamp", "clamp(x, low, high)", "min, max")
+def clamp_by_numpys_names(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.clamp(tl.load(x), min=0.0, max=1.0)  # <-
+
+
+@mistake(kb.KernelError, "clamp takes 3 operands", "clamp(x, low, high)")
+def clamp_from_below_only(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.clamp(tl.load(x), 0.0)  # <-
+
+
+@mistake(kb.KernelError, "clamp", "clamp(x, low, high)")
+def clamp_with_a_bound_twice(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.clamp(tl.load(x), 0.0, low=0.0, high=1.0)  # <-
+
+
+@mistake(kb.KernelError, "fma takes 3 operands", "fma(a, b, c)")
+def fma_of_two(tl: Any, x: Any, n: Any, o: Any) -> None:
+    t = tl.load(x)
+    tl.fma(t, t)  # <-
+
+
+@mistake(kb.KernelError, "rsqrt takes 1 operand", "rsqrt(x)")
+def rsqrt_with_an_epsilon(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.rsqrt(tl.load(x), 1e-5)  # <-
+
+
+@mistake(kb.KernelError, "where takes 3 operands", "where(cond, a, b)")
+def positions_by_where(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.where(tl.load(x) > 0)  # <-
+
+
+@mistake(kb.KernelError, "sigmoid", "sigmoid(x)", "axis")
+def sigmoid_along_an_axis(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.sigmoid(tl.load(x), axis=1)  # <-
+
+
+@mistake(kb.KernelError, "can be 0 in iteration i = 2")
+def remainder_by_an_index(tl: Any, x: Any, n: Any, o: Any) -> None:
+    for i in tl.range(4):
+        tl.load(x[7 % (i - 2)])  # <-
+
+
+@mistake(kb.KernelError, "none of tiles", "& | ~")
+def exclusive_or_of_tiles(tl: Any, x: Any, n: Any, o: Any) -> None:
+    (tl.load(x) > 0) ^ (tl.load(x) > 1)  # <-
+
+
+@mistake(kb.KernelError, "pow takes 2 operands")
+def power_with_a_modulus(tl: Any, x: Any, n: Any, o: Any) -> None:
+    pow(tl.load(x), 2, 5)  # <-
+
+
+@mistake(kb.KernelError, "none of symbolic integers", "the other way round")
+def negate_a_condition(tl: Any, x: Any, n: Any, o: Any) -> None:
+    with tl.when(~(tl.program_id() > 0)):  # <-
+        tl.store(o, tl.load(x))

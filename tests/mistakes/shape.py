@@ -370,3 +370,52 @@ def range_of_an_hbm_element(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.ShapeError, "cdiv", "integers")
 def cdiv_of_a_float(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.cdiv(x.shape[0] / 2, 4)  # <-
+
+
+@mistake(kb.ShapeError, "min: no axis 2", "-2 to 1")
+def min_axis(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.min(tl.load(x), axis=2)  # <-
+
+
+@mistake(kb.ShapeError, "argmax: no axis -3", "-2 to 1")
+def argmax_axis(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.argmax(tl.load(x), axis=-3)  # <-
+
+
+@mistake(kb.ShapeError, "argmin: no axis 1.0", "-2 to 1")
+def argmin_axis_of_a_float(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.argmin(tl.load(n), axis=1.0)  # <-
+
+
+@mistake(kb.ShapeError, "max: no axis", "-2 to 1")
+def max_of_two_tiles(tl: Any, x: Any, n: Any, o: Any) -> None:
+    t = tl.load(x)
+    tl.max(t, t)  # <-
+
+
+@mistake(kb.ShapeError, "clamp", "(8, 4) and (3,)")
+def clamp_between_rows_of_another_length(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.clamp(tl.load(x), tl.zeros((3,)), 1.0)  # <-
+
+
+@mistake(kb.ShapeError, "fma", "tl.expand_dims")
+def fma_shapes(tl: Any, x: Any, n: Any, o: Any) -> None:
+    t = tl.load(x)
+    tl.fma(t, t, tl.zeros((8,)))  # <-
+
+
+@mistake(kb.ShapeError, "dot", "float32[8,1]", "float32[8,8]")
+def accumulator_of_another_shape(tl: Any, x: Any, n: Any, o: Any) -> None:
+    t = tl.load(x)
+    tl.dot(t, t.T, acc=tl.zeros((8, 1)))  # <-
+
+
+@mistake(kb.ShapeError, "dot", "(4, 8) x (4, 8)", "tl.trans(b)")
+def int8_product_without_a_transpose(tl: Any, x: Any, n: Any, o: Any) -> None:
+    i = tl.load(n).to("int8").T
+    tl.dot(i, i)  # <-
+
+
+@mistake(kb.ShapeError, "softmax of a tile without axes", "tl.expand_dims")
+def softmax_of_a_total(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.softmax(tl.sum(tl.load(x)))  # <-
