@@ -120,8 +120,9 @@ def _reduction(
     def compute(xp: Any, x: Any, axis: int | None, keepdims: bool) -> Any:
         return getattr(xp, name)(x, axis, keepdims)
 
+    inside = "accumulators" if rule.get("accumulates") else ""
     return Op(name, "reduction", ("x",), signatures.reduction(**rule), compute, doc,
-              accepts=accepts, temporaries="accumulators")  # fmt: skip
+              accepts=accepts, temporaries=inside)  # fmt: skip
 
 
 _ROWS = (
