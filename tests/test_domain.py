@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,19 +34,34 @@ def predicates(loops: tuple[Var, ...]) -> st.SearchStrategy[Both]:
     )
 
 
-@settings(max_examples=60)
+def conditions(loops: tuple[Var, ...]) -> st.SearchStrategy[list[Both]]:
+    """Of the `when`s around."""
+    return st.lists(predicates(loops), max_size=2)
+
+
+def running(loops: tuple[Var, ...], where: list[Both]) -> list[Mapping[Var, int]]:
+    """The iterations that run."""
+    found = iterations(loops)
+    return [env for env in found if all(one.python(env) for one in where)]
+
+
+def domain_of(loops: tuple[Var, ...], where: list[Both]) -> Domain:
+    return Domain(loops, tuple(one.symbolic for one in where))
+
+
+@settings(max_examples=25)
 @given(st.data(), nested_loops())
 def test_find_is_brute_force(data: st.DataObject, loops: tuple[Var, ...]) -> None:
-    predicate = data.draw(predicates(loops))
-    bad = [env for env in iterations(loops) if predicate.python(env)]
-    decided, found = Domain(loops).find(predicate.symbolic)
+    predicate, where = data.draw(predicates(loops)), data.draw(conditions(loops))
+    bad = [env for env in running(loops, where) if predicate.python(env)]
+    decided, found = domain_of(loops, where).find(predicate.symbolic)
     assert decided
     assert (found is None) == (not bad)
     if found is not None:
         assert any(all(env[v] == i for v, i in found.items()) for env in bad)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), constant_loops())
 def test_find_names_the_first_iteration(
     data: st.DataObject, loops: tuple[Var, ...]
@@ -58,12 +75,13 @@ def test_find_names_the_first_iteration(
         assert found == {v: bad[0][v] for v in loops if v in found}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data(), nested_loops())
 def test_violation_is_brute_force(data: st.DataObject, loops: tuple[Var, ...]) -> None:
     low, high = (data.draw(expressions(loops)) for _ in "ab")
-    bad = [env for env in iterations(loops) if low.python(env) > high.python(env)]
-    problem = Domain(loops).violation(low.symbolic, high.symbolic)
+    where = data.draw(conditions(loops))
+    bad = [env for env in running(loops, where) if low.python(env) > high.python(env)]
+    problem = domain_of(loops, where).violation(low.symbolic, high.symbolic)
     assert (problem is None) == (not bad)
     if problem is not None:
         assert problem.decided and problem.iteration is not None
@@ -71,10 +89,20 @@ def test_violation_is_brute_force(data: st.DataObject, loops: tuple[Var, ...]) -
         assert any(all(env[v] == i for v, i in named) for env in bad)
 
 
-@settings(max_examples=60)
-@given(nested_loops())
-def test_never_runs_is_brute_force(loops: tuple[Var, ...]) -> None:
-    assert Domain(loops).never_runs() == (not any(True for _ in iterations(loops)))
+@settings(max_examples=25)
+@given(st.data(), nested_loops())
+def test_never_runs_is_brute_force(data: st.DataObject, loops: tuple[Var, ...]) -> None:
+    where = data.draw(conditions(loops))
+    assert domain_of(loops, where).never_runs() == (not running(loops, where))
+
+
+@settings(max_examples=25)
+@given(st.data(), nested_loops())
+def test_highest_is_brute_force(data: st.DataObject, loops: tuple[Var, ...]) -> None:
+    value, where = data.draw(expressions(loops)), data.draw(conditions(loops))
+    found = [value.python(env) for env in running(loops, where)]
+    expected = max([0, *found])
+    assert domain_of(loops, where).highest(value.symbolic) == expected
 
 
 def test_the_empty_domain_runs_once() -> None:
@@ -139,7 +167,7 @@ def test_values_stay_in_int32(trip: int, factor: int, shift: int, fits: bool) ->
         domain.checked(made, Domain((loop,)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), nested_loops(), st.sampled_from([2**26, 2**28, 2**31]))
 def test_int32_is_checked_over_the_iterations_that_run(
     data: st.DataObject, loops: tuple[Var, ...], factor: int

@@ -25,10 +25,11 @@ def values(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return rng.random(shape) < 0.5
-    if dtype == "int32":
-        return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+    if "int" in dtype:
+        ends = np.iinfo(dtype)
+        return rng.integers(ends.min, ends.max, shape, dtype, endpoint=True)
     x = rng.choice([0.0, -0.0, np.nan, np.inf, -np.inf, 1.1, -3.7, 1e-40], shape)
-    return np.asarray(x).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return np.asarray(x).astype(getattr(ml_dtypes, dtype, dtype))
 
 
 def same_memory(state: kb.TcmState, memory: np.ndarray) -> None:
