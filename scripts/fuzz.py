@@ -5,7 +5,7 @@
 
 Each program is run in live and in exact, and by NumPy one command at a time. Of the
 other properties (unrolled, unscoped, several PEs, inside jit ...) each program is
-checked for two, drawn from the seed, so that a few dozen programs cover them all;
+checked for one, drawn from the seed, so that a few dozen programs cover them all;
 --all checks every program for all. A difference is printed with the smallest kernel
 that shows it, the first command that differs, and the line that makes it again. Exit
 status: 1 where there is a difference, else 0.
@@ -65,7 +65,7 @@ def main(
     ] = False,
     runs: Annotated[int, typer.Option(min=0, help="to find the smallest kernel")] = 80,
 ) -> None:
-    """Check random kernels: live = exact = NumPy on each, and two other properties,
+    """Check random kernels: live = exact = NumPy on each, and another property,
     drawn from the seed, so that a few dozen programs cover all (or --all on each)."""
     console = Console(soft_wrap=True)
     numbers = list(range(start, start + programs))

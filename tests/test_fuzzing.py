@@ -276,11 +276,15 @@ def kernels(exact_only: bool) -> list[Drawn]:
     return [random_kernel(seed, exact_only) for seed in range(800)]
 
 
+SHRUNK = ("operands swapped in live", "fma rounded twice", "a stale carried value",
+          "a when that always runs")  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_and_shrunk(name: str) -> None:
-    """In a few kernels whose text can show it, the plainest first; what is left of one
-    is a few commands."""
-    fault = FAULTS[name]
+def test_a_fault_is_found(name: str) -> None:
+    """In a few kernels whose text can show it, the plainest first. Some are shrunk too,
+    which takes longer: what is left of the kernel is a few commands."""
+    fault, runs = FAULTS[name], 10 if name in SHRUNK else 0
     able = [
         drawn
         for drawn in kernels(fault.exact)
@@ -290,13 +294,13 @@ def test_a_fault_is_found_and_shrunk(name: str) -> None:
     able.sort(key=lambda drawn: shrinking.commands(drawn.source))
     with fault.applied():
         for one in able[:TRIES]:
-            difference = fuzzing.check(one, (), runs=10, always=(fault.shown_by,))
+            difference = fuzzing.check(one, (), runs=runs, always=(fault.shown_by,))
             if difference is not None:
                 break
         else:
             pytest.fail(f"not found in {min(len(able), TRIES)} kernels")
     print(difference)
-    assert shrinking.commands(difference.drawn.source) <= MOST
+    assert not runs or shrinking.commands(difference.drawn.source) <= MOST
 
 
 def test_a_refused_kernel_is_a_difference() -> None:
