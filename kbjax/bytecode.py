@@ -38,31 +38,47 @@ def unread(frame: FrameType) -> Unread:
     """Of the `for` statement that the frame runs; nothing where it runs none, and no
     variable that a closure shares."""
     code = frame.f_code
-    live, ends = _liveness(code)
-    exit_ = ends.get(frame.f_lasti)
+    flow = _flow(code)
+    exit_ = flow.ends.get(frame.f_lasti)
     if exit_ is None:
         return Unread(frozenset(), frozenset())
-    names = frozenset(code.co_varnames) - {*code.co_cellvars, *code.co_freevars}
+    live, names = flow.live, _own_locals(code)
     return Unread(names - live[frame.f_lasti], names - live.get(exit_, frozenset()))
 
 
 def unread_after(frame: FrameType) -> Names:
     """Local variables of a frame whose value nothing reads, from the instruction that
     it runs on, before it is set again."""
-    code = frame.f_code
-    live, _ = _liveness(code)
-    instructions = [*dis.get_instructions(code)]
-    at = next(n for n, one in enumerate(instructions) if one.offset == frame.f_lasti)
-    follows = _successors(code, instructions[at], instructions[at + 1])
-    names = frozenset(code.co_varnames) - {*code.co_cellvars, *code.co_freevars}
-    return names.difference(*(live[offset] for offset in follows))
+    flow = _flow(frame.f_code)
+    follows = flow.after.get(frame.f_lasti)
+    if follows is None:
+        return frozenset()
+    return _own_locals(frame.f_code).difference(*(flow.live[at] for at in follows))
+
+
+def _own_locals(code: CodeType) -> Names:
+    """The local variables that no closure shares."""
+    return frozenset(code.co_varnames) - {*code.co_cellvars, *code.co_freevars}
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """A code's data flow, by the offset of the instruction.
+
+    Attributes:
+      after: where execution may go on.
+      live: the locals that are read before they are set from there on.
+      ends: for each FOR_ITER, where its loop ends.
+    """
+
+    after: dict[int, list[int]]
+    live: dict[int, Names]
+    ends: dict[int, int]
 
 
 @lru_cache(maxsize=1024)
-def _liveness(code: CodeType) -> tuple[dict[int, Names], dict[int, int]]:
-    """For each instruction's offset, the locals that are read before they are set from
-    there on; for each FOR_ITER, where its loop ends. Backward data flow, to a fixed
-    point."""
+def _flow(code: CodeType) -> _Flow:
+    """Backward, to a fixed point."""
     instructions = [*dis.get_instructions(code)]
     after = {
         one.offset: _successors(code, one, following)
@@ -80,7 +96,7 @@ def _liveness(code: CodeType) -> tuple[dict[int, Names], dict[int, int]]:
                 live[one.offset] = into
                 changed = True
     ends = {one.offset: one.argval for one in instructions if one.opname == "FOR_ITER"}
-    return live, ends
+    return _Flow(after, live, ends)
 
 
 def _successors(

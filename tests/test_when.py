@@ -551,7 +551,7 @@ def left_by_break(tl: Any, x: Any, o: Any) -> None:
 def left_at_its_end(tl: Any, x: Any, o: Any) -> None:
     """What return, break and continue there are does not leave the block."""
     for i in tl.range(N):
-        with tl.when(i == 0), tl.scratch_scope():
+        with tl.scratch_scope(), tl.when(i == 0), tl.when(i < 5):
             for n in range(3):
                 if n == 1:
                     continue
