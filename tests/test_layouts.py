@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
+from kbjax import dtypes
 from kbjax.layouts import layouts
 from tests.helpers import assert_same_bits
 
@@ -82,3 +83,30 @@ def test_what_a_program_says() -> None:
     found = layouts(call.record(jax.ShapeDtypeStruct((16, 4), "float32")))
     assert found.transposed == {1}
     assert found.lazy == {1, 2}
+
+
+MIXED = [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "bfloat16"),
+         ("float8_e4m3fn", "float32")]  # fmt: skip
+
+
+@pytest.mark.parametrize("first, second", MIXED)
+def test_a_cast_before_a_product_does_not_choose_its_kernel(
+    first: str, second: str
+) -> None:
+    """Operands of two types meet in a common one; the cast of a transposed operand fed
+    the product in live only, which then added in another order."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((32, 2)).astype(dtypes.of(first).numpy)
+    y = rng.standard_normal((2, 32)).astype(dtypes.of(second).numpy)
+
+    def kernel(tl: Any, x: Any, y: Any, *outs: Any) -> None:
+        a, b = tl.load(x), tl.load(y)
+        tl.store(outs[0], tl.dot(tl.trans(a), tl.trans(b)))
+        tl.store(outs[1], tl.dot(tl.trans(a), a))
+        tl.store(outs[2], tl.dot(b, tl.trans(b)))
+        tl.store(outs[3], tl.dot(b, a))
+
+    square = jax.ShapeDtypeStruct((2, 2), "float32")
+    call = kb.kernel_call(kernel, (square,) * 4)
+    live, exact = (call.run(x, y, fidelity=f).outputs for f in ("live", "exact"))
+    assert_same_bits(live, exact, "output")
