@@ -57,7 +57,7 @@ _SYMBOL = {
     "floordiv": "//", "mod": "%", "mul": "*", "lt": "<", "le": "<=", "eq": "==",
     "ne": "!=", "and": "&",
 }  # fmt: skip
-_PYTHON: dict[str, Callable[[int, int], int]] = {
+PYTHON: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "mul": operator.mul,
     "min": min, "max": max,
     "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
@@ -142,7 +142,7 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 def _node(op: str, a: Expr, b: Expr) -> Expr:
     if a.is_const and b.is_const:
-        return const(_PYTHON[op](a.const, b.const))
+        return const(PYTHON[op](a.const, b.const))
     return Expr(0, ((Node(op, (a, b)), 1),))
 
 
@@ -227,7 +227,7 @@ def evaluate(expr: Expr, env: Mapping[Var, Any], xp: Any = None) -> Any:
             value = env[atom]
         else:
             a, b = (evaluate(arg, env, xp) for arg in atom.args)
-            value = _PYTHON[atom.op](a, b) if xp is None else _on_arrays(atom, a, b, xp)
+            value = PYTHON[atom.op](a, b) if xp is None else _on_arrays(atom, a, b, xp)
         total = total + (value if k == 1 else value * k)
     return total
 

@@ -1,4 +1,5 @@
-"""OpLog: what ran when, in columns, and its summary. Knows no values.
+"""OpLog: what ran when, in columns. Rolled in memory, expanded when asked. Knows no
+values.
 
 Columns: `op, pe, engine, op_kind, op_name, start_ns, end_ns, shape, dtype, nbytes,
 flops, src_addrs, dst_addr, scope_depth, cursor_bytes, loop, file, line`. Rows are in
@@ -7,19 +8,25 @@ issue order, PE by PE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kbjax import expr, timing
-from kbjax.expr import Var
-from kbjax.program import HbmRef, LoadCmd, Program, Ref, StoreCmd
-from kbjax.timing import ENGINES, Schedule, Work
+from kbjax import errors, rolled, summary, timing
+from kbjax.columns import Columns, Run
+from kbjax.costs import Work
+from kbjax.program import Loop, Program
+from kbjax.rolled import Node, Repeat
+from kbjax.steady import Walk
+from kbjax.summary import SCHEMA_VERSION, Summary
+from kbjax.timing import Schedule
 
-SCHEMA_VERSION = 1
+CHUNK_ROWS = 1 << 16
+SHOWN = 3  # times of a repeat below which a picture shows them all
 
 
 @dataclass(frozen=True)
@@ -48,221 +55,265 @@ class OpRecord:
     line: int
 
 
-@dataclass(frozen=True)
-class EngineUse:
-    """`busy_ns` summed over PEs; `utilisation` is busy / (PEs x total)."""
-
-    busy_ns: float
-    utilisation: float
-    commands: int
+COLUMNS = tuple(field.name for field in fields(OpRecord))
+# Of the schedule, for reports; `columns` gives them when asked by name.
+MORE_COLUMNS = ("start_ps", "end_ps", "after", "waits_for", "waited_ps")
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Figures of one op_log. `flops` counts the GEMM engine's 2 M N K and the vector
-    engine's elements; `limited_by` is the engine with the most busy time."""
+class Fold:
+    """Rows `first_row` to `stop_row` of a log: `iterations` steady ones of a loop."""
 
-    kernel: str
-    num_pes: int
-    total_ns: float
-    commands: int
-    engines: dict[str, EngineUse]
-    bytes_loaded: int
-    bytes_stored: int
-    gemm_flops: int
-    math_flops: int
-    peak_scratch_bytes: int
-    budget_bytes: int
-    limited_by: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, with `schema_version`."""
-        engines = {name: vars(use) for name, use in self.engines.items()}
-        return {"schema_version": SCHEMA_VERSION, **vars(self), "engines": engines}
-
-    def rows(self) -> list[tuple[str, str]]:
-        """What a person reads: (name, figure with its unit), in order."""
-        shown = [("latency", f"{self.total_ns:,.3f} ns, {self.commands:,} commands")]
-        for name, use in self.engines.items():
-            shown.append(
-                (
-                    f"{name} engine",
-                    f"busy {use.busy_ns:,.3f} ns over all PEs, {use.utilisation:.1%} "
-                    f"utilised (busy / (PEs x latency)), {use.commands:,} commands",
-                )
-            )
-        used = self.peak_scratch_bytes / self.budget_bytes
-        return [
-            *shown,
-            ("limited by", f"{self.limited_by} (busiest engine)"),
-            (
-                "HBM traffic",
-                f"{self.bytes_loaded:,} B loaded, {self.bytes_stored:,} B stored",
-            ),
-            ("flops", f"{self.gemm_flops:,} GEMM, {self.math_flops:,} vector"),
-            (
-                "peak scratch",
-                f"{self.peak_scratch_bytes:,} of {self.budget_bytes:,} B ({used:.1%})",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        plural = "s" if self.num_pes > 1 else ""
-        head = f"{self.kernel} on {self.num_pes} PE{plural}"
-        return "\n".join([head, *(f"  {n:<13} {text}" for n, text in self.rows())])
+    pe: int
+    first_row: int
+    stop_row: int
+    iterations: int
+    loop: str
+    file: str
+    line: int
+    start_ns: float
+    end_ns: float
 
 
 class OpLog:
-    """The timed log of a program."""
+    """The timed log of a program, or some rows of it (`filter`, slices).
 
-    def __init__(self, program: Program, schedule: Schedule) -> None:
+    Its size in memory does not depend on trip counts: rows of a loop's steady
+    iterations are kept once, with how they move.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        runs: Sequence[Run] | None = None,
+    ) -> None:
         self._program, self._schedule = program, schedule
+        if runs is None:
+            found, first = [], 0
+            for pe, nodes in enumerate(schedule.runs):
+                found.append(Run(pe, first, nodes))
+                first += found[-1].rows
+            runs = found
+        self._runs = tuple(run for run in runs if run.nodes)
+
+    @property
+    def program(self) -> Program:
+        """What was timed."""
+        return self._program
+
+    @property
+    def schema_version(self) -> int:
+        """Of the columns and of everything made from them."""
+        return SCHEMA_VERSION
 
     @property
     def total_ns(self) -> float:
-        """From the first command's issue to the last one's end."""
-        return self._total_ps / 1000
-
-    @property
-    def _total_ps(self) -> int:
-        return int(self._schedule.end_ps.max(initial=0))
+        """From the program's first command's issue to its last one's end."""
+        return self._schedule.total_ps / 1000
 
     @property
     def peak_scratch(self) -> int:
         """Bytes; the same as the program's."""
         return self._program.peak_scratch
 
-    def __len__(self) -> int:
-        return len(self._schedule.work)
-
-    def __iter__(self) -> Iterator[OpRecord]:
-        columns = self.columns()
-        lists = [column.tolist() for column in columns.values()]
-        for row in zip(*lists, strict=True):
-            yield OpRecord(*row)
-
-    def __getitem__(self, row: int) -> OpRecord:
-        columns = self.columns()
-        return OpRecord(*(column[row].item() for column in columns.values()))
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """One array a column, all of `len(self)` rows."""
-        return dict(self._columns)
+    @property
+    def walks(self) -> tuple[Walk, ...]:
+        """Loops whose times do not repeat, so that they were timed one iteration at a
+        time, and why. The times are exact all the same."""
+        return self._schedule.walks
 
     @cached_property
-    def _columns(self) -> dict[str, np.ndarray]:
-        s = self._schedule
+    def _rows(self) -> int:
+        return sum(run.rows for run in self._runs)
 
-        def each(value: Any) -> np.ndarray:
-            """A value of each work, spread over its rows."""
-            return np.array([value(work) for work in s.works])[s.work]
+    def __len__(self) -> int:
+        return self._rows
 
-        return {
-            "op": np.arange(len(self)),
-            "pe": s.pe,
-            "engine": each(lambda w: w.engine),
-            "op_kind": each(lambda w: w.engine),
-            "op_name": each(lambda w: w.op_name),
-            "start_ns": s.start_ps / 1000,
-            "end_ns": s.end_ps / 1000,
-            "shape": each(lambda w: "x".join(map(str, w.shape))),
-            "dtype": each(lambda w: w.dtype.name),
-            "nbytes": s.nbytes,
-            "flops": each(lambda w: w.flops),
-            "src_addrs": self._by_row(self._src_addrs, str),
-            "dst_addr": self._by_row(self._dst_addr, str),
-            "scope_depth": each(lambda w: w.command.scope_depth),
-            "cursor_bytes": self._by_row(self._cursor, np.int64),
-            "loop": self._by_row(self._loop, str),
-            "file": each(lambda w: w.command.site.file),
-            "line": each(lambda w: w.command.site.line),
-        }
+    # --- rows ------------------------------------------------------------------------
 
-    def _by_row(self, value: Any, dtype: Any) -> np.ndarray:
-        """A value that depends on a row's iteration: `value(work, env)`."""
-        s = self._schedule
-        result = np.empty(len(self), object)
-        for position, work in enumerate(s.works):
-            rows = np.flatnonzero(s.work == position)
-            if not work.loops and self._program.num_pes == 1:
-                env = {self._program.program_id: 0}
-                result[rows] = [value(work, env)] * len(rows)
-                continue
-            for row, iteration in zip(rows, s.iterations[position], strict=True):
-                env = dict(zip(work.loops, iteration.tolist(), strict=True))
-                env[self._program.program_id] = int(s.pe[row])
-                result[row] = value(work, env)
-        return result.astype(dtype)
+    def __iter__(self) -> Iterator[OpRecord]:
+        for columns in self.chunks():
+            lists = [column.tolist() for column in columns.values()]
+            for row in zip(*lists, strict=True):
+                yield OpRecord(*row)
 
-    def _address(self, ref: Ref | HbmRef, env: dict[Var, int]) -> str:
-        if isinstance(ref, Ref):
-            return str(expr.evaluate(self._program.address(ref), env))
-        offset = 0
-        shape = self._program.slots[ref.slot].shape
-        for span, size in zip(ref.spans, shape, strict=True):
-            offset = offset * size + expr.evaluate(span.start, env)
-        return f"{ref.name}+{offset * ref.dtype.nbytes}"
+    def __getitem__(self, row: int | slice) -> Any:
+        """An `OpRecord`, or the log of some consecutive rows."""
+        if isinstance(row, slice):
+            first, stop, step = row.indices(len(self))
+            if step != 1:
+                raise errors.ShapeError("a slice of an op_log has step 1", got=step)
+            return self._between(first, max(first, stop))
+        at = operator.index(row)
+        at += len(self) if at < 0 else 0
+        if not 0 <= at < len(self):
+            raise IndexError(f"row {row} of an op_log of {len(self):,} rows")
+        return next(iter(self._between(at, at + 1)))
 
-    def _src_addrs(self, work: Work, env: dict[Var, int]) -> str:
-        command = work.command
-        if isinstance(command, LoadCmd):
-            return self._address(command.view, env)
-        return ";".join(self._address(ref, env) for ref in command.reads)
+    def _between(self, first: int, stop: int) -> OpLog:
+        runs = []
+        for run in self._runs:
+            nodes = tuple(rolled.between(run.nodes, first, stop))
+            runs.append(run._replace(nodes=nodes))
+            first, stop = first - run.rows, stop - run.rows
+        return OpLog(self._program, self._schedule, runs)
 
-    def _dst_addr(self, work: Work, env: dict[Var, int]) -> str:
-        command = work.command
-        if isinstance(command, StoreCmd):
-            return self._address(command.view, env)
-        assert command.writes is not None
-        return self._address(command.writes, env)
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[dict[str, np.ndarray]]:
+        """`columns` of `rows` rows at a time, in bounded memory."""
+        for first in range(0, len(self), rows):
+            yield self._between(first, min(first + rows, len(self))).columns()
 
-    def _cursor(self, work: Work, env: dict[Var, int]) -> int:
-        growth = self._program.growth_bytes
-        grown = sum(growth.get(loop, 0) * env[loop] for loop in work.loops)
-        return work.command.cursor_bytes + grown
+    def filter(
+        self,
+        *,
+        engine: str | None = None,
+        op_name: str | None = None,
+        pe: int | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        loop: Mapping[str, int | range] | None = None,
+    ) -> OpLog:
+        """The log of some rows; what is None lets all pass.
 
-    def _loop(self, work: Work, env: dict[Var, int]) -> str:
-        return ";".join(f"{loop.name}={env[loop]}" for loop in work.loops)
+        Args:
+          engine, op_name, pe, file, line: as in the columns.
+          loop: loop's name -> its iteration, or a range of them (step 1).
+
+        Raises:
+          KernelError: for a loop that the program does not have.
+          ShapeError: for a range with a step.
+        """
+
+        def keep(work: Work) -> bool:
+            site = work.command.site
+            asked = (engine, op_name, file, line)
+            found = (work.engine, work.op_name, site.file, site.line)
+            pairs = zip(asked, found, strict=True)
+            return all(want is None or want == have for want, have in pairs)
+
+        kept = [keep(work) for work in self._schedule.works]
+        runs = [
+            run._replace(nodes=tuple(rolled.chosen(run.nodes, kept.__getitem__)))
+            for run in self._runs
+            if pe is None or run.pe == pe
+        ]
+        for name, wanted in (loop or {}).items():
+            runs = [self._iterations(run, name, wanted) for run in runs]
+        return OpLog(self._program, self._schedule, runs)
+
+    def _iterations(self, run: Run, name: str, wanted: int | range) -> Run:
+        span = range(wanted, wanted + 1) if isinstance(wanted, int) else wanted
+        if span.step != 1:
+            raise errors.ShapeError("iterations are a range of step 1", got=span)
+        places = [
+            next((n for n, one in enumerate(w.loops) if one.name == name), None)
+            for w in self._schedule.works
+        ]
+        if all(place is None for place in places):
+            names = {one.name for w in self._schedule.works for one in w.loops}
+            raise errors.KernelError(
+                f"the op_log has no loop {name!r}",
+                allowed=", ".join(sorted(names)) or "none",
+            )
+        nodes = rolled.iterations(run.nodes, places.__getitem__, span.start, span.stop)
+        return run._replace(nodes=tuple(nodes))
+
+    # --- columns ---------------------------------------------------------------------
+
+    def columns(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+        """One array a column, each (len(self),): int64, float64 (ns), or str objects.
+
+        Args:
+          names: which; None: all of the schema. Also `start_ps`, `end_ps`, `waited_ps`
+            (int64), `after` (the `op` whose end let this one start, -1 for none) and
+            `waits_for` (what it waited for last: engine, operand, hazard).
+
+        Raises:
+          KernelError: for a name that is no column.
+        """
+        wanted = COLUMNS if names is None else tuple(names)
+        for name in wanted:
+            if name not in COLUMNS + MORE_COLUMNS:
+                raise errors.KernelError(
+                    f"the op_log has no column {name!r}",
+                    allowed=", ".join(COLUMNS + MORE_COLUMNS),
+                )
+        # Piece by piece: what is made on the way stays small.
+        columns: dict[str, np.ndarray] = {}
+        for first, piece in self._pieces(CHUNK_ROWS):
+            for name in wanted:
+                part = piece.get(name)
+                if not first:
+                    columns[name] = np.empty(len(self), part.dtype)
+                columns[name][first : first + len(part)] = part
+        return columns
+
+    def _pieces(self, rows: int) -> Iterator[tuple[int, Columns]]:
+        """The columns of at most `rows` rows at a time, each of one PE, with the number
+        of the first row; one without rows where there are none."""
+        works, first = self._schedule.works, 0
+        for run in self._runs or (Run(0, 0, ()),):
+            for start in range(0, max(run.rows, 1), rows):
+                nodes = tuple(rolled.between(run.nodes, start, start + rows))
+                yield first, Columns(self._program, works, run._replace(nodes=nodes))
+                first += min(rows, run.rows - start)
+
+    def folds(self) -> tuple[Fold, ...]:
+        """The rows that a picture may leave out: of each loop in a steady state all
+        times but the first and the last, in order, and none twice."""
+        sites = {s.index: s.site for s in self._program.walk() if isinstance(s, Loop)}
+
+        def found(nodes: Iterable[Node], row: int, pe: int) -> Iterator[Fold]:
+            for node in nodes:
+                if isinstance(node, Repeat):
+                    yield from repeat(node, row, pe)
+                row += node.rows
+
+        def repeat(node: Repeat, row: int, pe: int) -> Iterator[Fold]:
+            each = node.rows // node.count
+            if node.count <= SHOWN:
+                for k in range(node.count):
+                    yield from found(node.one(k), row + k * each, pe)
+                return
+            yield from found(node.one(0), row, pe)
+            steady = node.some(1, node.count - 1)
+            (inside,) = steady
+            assert isinstance(inside, Repeat)
+            work = next(r.work for r, _ in rolled.rows(inside.nodes))
+            index = self._schedule.works[work].loops[node.position]
+            first_ps, last_ps = rolled.extent(steady)
+            yield Fold(
+                pe=pe,
+                first_row=row + each,
+                stop_row=row + (node.count - 1) * each,
+                iterations=inside.count * node.step,
+                loop=index.name,
+                file=sites[index].file,
+                line=sites[index].line,
+                start_ns=first_ps / 1000,
+                end_ns=last_ps / 1000,
+            )
+            last = row + (node.count - 1) * each
+            yield from found(node.one(node.count - 1), last, pe)
+
+        folds: list[Fold] = []
+        row = 0
+        for run in self._runs:
+            folds += found(run.nodes, row, run.pe)
+            row += run.rows
+        return tuple(folds)
+
+    # --- reports ---------------------------------------------------------------------
 
     def summary(self) -> Summary:
-        """Totals, busy times and what is busiest."""
-        s, program = self._schedule, self._program
-        engine = np.array([w.engine for w in s.works])[s.work] if len(self) else s.work
-        duration = s.end_ps - s.start_ps
-        whole = self._total_ps * program.num_pes
-        engines: dict[str, EngineUse] = {}
-        for name in ENGINES:
-            mine = engine == name
-            busy = int(duration[mine].sum())
-            use = busy / whole if whole else 0.0
-            engines[name] = EngineUse(busy / 1000, use, int(mine.sum()))
-        counts = np.bincount(s.work, minlength=len(s.works))
+        """Totals, busy times, and what limits the program. Of a filtered log, the
+        totals of its rows in the program's time."""
+        pes = [(run.pe, run.nodes) for run in self._runs]
+        return summary.of(self._program, self._schedule, pes)
 
-        def total(field: str, engine_name: str) -> int:
-            return sum(
-                int(n) * getattr(w, field)
-                for n, w in zip(counts, s.works, strict=True)
-                if w.engine == engine_name
-            )
-
-        def moved(op_name: str) -> int:
-            mine = [i for i, w in enumerate(s.works) if w.op_name == op_name]
-            return int(s.nbytes[np.isin(s.work, mine)].sum())
-
-        return Summary(
-            kernel=program.name,
-            num_pes=program.num_pes,
-            total_ns=self.total_ns,
-            commands=len(self),
-            engines=engines,
-            bytes_loaded=moved("load"),
-            bytes_stored=moved("store"),
-            gemm_flops=total("flops", "gemm"),
-            math_flops=total("flops", "math"),
-            peak_scratch_bytes=program.peak_scratch,
-            budget_bytes=program.hardware.pe_tcm.scratch_bytes,
-            limited_by=max(engines, key=lambda name: engines[name].busy_ns),
-        )
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
 
 def of(program: Program) -> OpLog:

@@ -1,0 +1,386 @@
+"""One PE's engines and scratch while its schedule is made. Knows no values.
+
+Each engine runs its commands in issue order. A command starts when its engine is free,
+its operands are ready, and no earlier command still reads or writes bytes that it will
+write. Issuing costs nothing. All times are integers of picoseconds.
+
+A loop is run one iteration at a time until every time in the machine (engines, bytes)
+has moved by a constant of its own over `period` iterations. One more period is then run
+with each time a linear form of how often it is repeated. If the forms come out as they
+went in, moved by those constants, then by induction all following periods are the same
+until, at one of the maxima, a faster time overtakes: each maximum notes when. The loop
+jumps there, or to its end, and goes on. So the result is the schedule that running all
+iterations would give, not an approximation. Loops inside are run in forms, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kbjax import expr
+from kbjax.costs import ENGINES, Work
+from kbjax.expr import Expr, Var
+from kbjax.program import Block, Loop, Program, Scope, When, walk
+from kbjax.rolled import AT_ONCE, ENGINE, HAZARD, OPERAND, Node, Repeat, Row
+from kbjax.scratch_times import Form, Moment, ScratchTimes
+from kbjax.steady import (
+    LONGEST_PERIOD,
+    WALKED,
+    Frame,
+    Instant,
+    Walk,
+    changes,
+    each_moment,
+    foreign,
+    has_moved,
+    in_forms,
+    landed,
+    less,
+    periods,
+    view,
+    without,
+)
+from kbjax.strides import stride
+
+
+@dataclass
+class _Level:
+    """A loop whose next iterations are being run in forms.
+
+    Attributes:
+      steps: how many times more the period is as it was; 0 once anything differs.
+      growth: bytes that a period moves the allocations of the loop.
+      floor: where these begin; below, bytes have fixed addresses.
+      first: number of the loop's first command.
+      rows: commands a period.
+      margins: by how much each maximum leads over what it was taken from, where that
+        may turn negative.
+      before: moments of bytes above `floor` that were there before the loop.
+    """
+
+    index: Var
+    step: int
+    steps: int
+    growth: int
+    floor: int
+    first: int
+    rows: int
+    margins: set[Form] = field(default_factory=set)
+    before: tuple[Moment, ...] = ()
+    buried: bool = False
+    reason: str = ""
+
+    def stop(self, reason: str) -> None:
+        """What follows holds for the first time only."""
+        if self.steps:
+            self.steps, self.reason = 0, reason
+
+
+@dataclass
+class Machine:
+    """One PE while its schedule is made."""
+
+    program: Program
+    works: Sequence[Work]
+    pe: int
+    rows: list[Node] = field(default_factory=list)
+    walks: list[Walk] = field(default_factory=list)
+
+    def run(self) -> None:
+        self._position = {id(w.command): i for i, w in enumerate(self.works)}
+        self._scratch = ScratchTimes.fresh()
+        self._free: dict[str, Moment] = {e: Moment((0,), (-1,)) for e in ENGINES}
+        self._env: dict[Var, int] = {self.program.program_id: self.pe}
+        self._levels: list[_Level] = []
+        self._number = 0
+        self._block(self.program.commands, ())
+        del self._scratch  # only the rows outlive the run
+
+    @property
+    def last(self) -> Moment:
+        return max(self._free.values())
+
+    def _block(self, block: Block, iteration: tuple[int, ...]) -> None:
+        for item in block:
+            if any(not (x.steps or x.buried) for x in self._levels):
+                self._bury()
+            if isinstance(item, When) and not self._fixed(item.condition, "its `when`"):
+                continue
+            if isinstance(item, Scope):
+                self._block(item.body, iteration)
+            elif isinstance(item, Loop):
+                self._loop(item, iteration)
+            else:
+                self._command(self._position[id(item)], iteration)
+
+    def _fixed(self, value: Expr, what: str, above: int = 0) -> int:
+        """The value in this iteration, which levels are told to end before it changes;
+        with `above`, it is an address, which grows with what it lies in."""
+        if value.is_const and not above:
+            return value.const
+        at = expr.evaluate(value, self._env)
+        moving = [level for level in self._levels if level.steps]
+        together = _moved_together(value) if len(moving) > 1 else frozenset()
+        for level in moving:
+            if level.index in together and level is not moving[-1]:
+                level.stop(f"{what} depends on several loops at once")
+                continue
+            _, change, steps = stride(value, self._env, level.index, level.step)
+            grows = level.growth if above and at >= level.floor else 0
+            if change != grows:
+                level.stop(f"{what} depends on the iteration")
+            elif steps < level.steps:
+                level.steps = steps
+                if not steps:
+                    level.reason = f"{what} depends on the iteration"
+        return at
+
+    # --- commands --------------------------------------------------------------------
+
+    def _command(self, position: int, iteration: tuple[int, ...]) -> None:
+        work = self.works[position]
+        moving = any(level.growth for level in self._levels)
+
+        def place(at: Expr) -> int:
+            if at.is_const and not moving:
+                return at.const
+            return self._fixed(at, "an address", above=1)
+
+        nbytes = self._fixed(work.nbytes, "a transfer's size")
+        cost = work.cost_at(nbytes)
+        reads = [(place(at), size) for at, size in work.reads_at]
+        free = self._free[work.engine]
+        operands = [
+            piece.writer
+            for at, size in reads
+            for piece in self._scratch.within(at, at + size)
+        ]
+        ready = self._latest(operands) if operands else None
+        start, cause = free, ENGINE
+        if ready is not None:
+            start = self._latest((free, ready))
+            cause = ENGINE if start is free else OPERAND
+        waited = less(start.time, (free if cause == OPERAND else ready or start).time)
+        if work.writes_at is not None:
+            target = place(work.writes_at[0])
+            stop = target + work.writes_at[1]
+            hazard = self._hazard(start, target, stop)
+            if hazard is not start:
+                waited = less(hazard.time, start.time)
+                start, cause = hazard, HAZARD
+        if start.number[0] < 0:
+            cause = AT_ONCE
+        number = (self._number, *(0 if x.buried else x.rows for x in self._levels))
+        end = Moment((start.time[0] + cost, *start.time[1:]), number)
+        for at, size in reads:
+            self._scratch.read(at, at + size, work.engine, end)
+        if work.writes_at is not None:
+            self._scratch.write(target, stop, end)
+        self._free[work.engine] = end
+        self._number += 1
+        self.rows.append(
+            Row(
+                position,
+                number,
+                start.time,
+                cause,
+                start.number,
+                waited,
+                cost,
+                nbytes,
+                iteration,
+            )
+        )
+
+    def _latest(self, moments: Sequence[Moment]) -> Moment:
+        """The maximum; a level in progress notes by how much it leads."""
+        best = max(moments)
+        if self._levels:
+            margins = self._levels[-1].margins
+            for one in moments:
+                margin = less(best.time, one.time)
+                if min(margin) < 0:
+                    margins.add(margin)
+        return best
+
+    def _hazard(self, start: Moment, first: int, stop: int) -> Moment:
+        """The latest of `start` and what still uses the bytes, which wins no tie."""
+        pieces = self._scratch.within(first, stop)
+        users = [moment for piece in pieces for moment in piece.moments()]
+        latest = self._latest((start, *users))
+        if latest.time == start.time:
+            latest = start
+        for level in self._levels:
+            # Every step finds other bytes here, unless the loop itself wrote them.
+            if not level.growth or not level.steps or first < level.floor:
+                continue
+            if all(piece.writer.number[0] >= level.first for piece in pieces):
+                continue
+            if self._latest((latest, *level.before)).time != latest.time:
+                level.stop("it writes bytes that are still in use from before it")
+            if latest is not start and latest.number[0] < level.first:
+                level.stop("it waits for what used its bytes before it")
+        return latest
+
+    # --- loops -----------------------------------------------------------------------
+
+    def _now(self) -> Instant:
+        return Instant(dict(self._free), self._scratch.copy(), self._number)
+
+    def _be(self, instant: Instant) -> None:
+        self._free, self._scratch = dict(instant.free), instant.scratch
+
+    def _loop(self, loop: Loop, iteration: tuple[int, ...]) -> None:
+        trip = self._fixed(loop.trip, "an inner loop's trip count")
+        growth = self.program.growth_bytes.get(loop.index, 0)
+        floor = self._floor(loop) if growth else None
+        first, at, walked, reason = self._number, 0, 0, ""
+        past: deque[Instant] = deque(maxlen=2 * LONGEST_PERIOD + 1)
+        retry = [0] * (LONGEST_PERIOD + 1)
+        while at < trip:
+            frame = Frame(floor, (floor or 0) + growth * at, first)
+            if frame.floor is not None:
+                self._scratch.split(frame.floor)
+                self._scratch.split(frame.base)
+            past.append(self._now())
+            ready = [at >= when for when in retry]
+            period = next(periods(past, trip - at, ready), 0)
+            level = period and self._level(loop, past, frame, period, trip - at)
+            if not level:
+                if period:
+                    retry[period] = at + max(period, at // 2)
+                self._env[loop.index] = at
+                self._block(loop.body, (*iteration, at))
+                at, walked = at + 1, walked + 1
+                continue
+            times = self._in_forms(loop, level, frame, at, iteration)
+            at += times * period
+            if times > 1:
+                past.clear()
+                retry = [0] * (LONGEST_PERIOD + 1)
+                continue
+            walked, reason = walked + period, level.reason or reason
+            retry[period] = at + max(period, at // 2)
+            if period > 1:  # the instants in between are not known
+                past.clear()
+        self._env.pop(loop.index, None)
+        if walked >= WALKED and not self._levels:
+            self.walks.append(Walk(loop.site, walked, reason or _why(loop)))
+
+    def _floor(self, loop: Loop) -> int:
+        """Where the loop's allocations begin in its iteration 0."""
+        growth = self.program.growth_bytes
+        cursors = []
+        for made in self.program.allocations.values():
+            if loop.index in made.loops:
+                around = made.loops[: made.loops.index(loop.index)]
+                moved = sum(growth.get(one, 0) * self._env[one] for one in around)
+                cursors.append(made.cursor_bytes + moved)
+        return min(cursors)
+
+    def _level(
+        self,
+        loop: Loop,
+        past: Sequence[Instant],
+        frame: Frame,
+        period: int,
+        left: int,
+    ) -> _Level | None:
+        """Put the machine in forms, if it has moved as it did a period before."""
+        growth = period * self.program.growth_bytes.get(loop.index, 0)
+        now, before = past[-1], past[-1 - period]
+        seen = view(now, frame)
+        seen_before = view(before, frame._replace(base=frame.base - growth))
+        if seen is None or seen_before is None:
+            return None
+        moved = changes(seen, seen_before)
+        if moved is None:
+            if len(past) == LONGEST_PERIOD * 2 + 1:  # let this loop be jumped at least
+                for level in self._levels:
+                    level.stop("an inner loop's times depend on it")
+            return None
+        self._be(in_forms(now, seen, moved))
+        return _Level(
+            index=loop.index,
+            step=period,
+            steps=left // period - 1,
+            growth=growth,
+            floor=frame.floor or 0,
+            first=frame.first,
+            rows=now.number - before.number,
+            before=foreign(self._now(), frame),
+        )
+
+    def _in_forms(
+        self,
+        loop: Loop,
+        level: _Level,
+        frame: Frame,
+        at: int,
+        iteration: tuple[int, ...],
+    ) -> int:
+        """Run a period in forms, then jump. Returns how many periods are done."""
+        seen, outer, number = view(self._now(), frame), self.rows, self._number
+        self.rows = []
+        self._levels.append(level)
+        for one in range(at, at + level.step):
+            self._env[loop.index] = one
+            self._block(loop.body, (*iteration, one))
+        self._levels.pop()
+        after = frame._replace(base=frame.base + level.growth)
+        if level.growth:
+            self._scratch.split(after.base)
+        same = self._number - number == level.rows
+        if not (level.steps and same and has_moved(seen, view(self._now(), after))):
+            level.stop("")
+        for margin in level.margins:
+            if margin[-1] < 0:
+                level.steps = min(level.steps, margin[0] // -margin[-1])
+        if self._levels:
+            for margin in level.margins:
+                k = level.steps if margin[-1] < 0 else 0
+                left = (margin[0] + k * margin[-1], *margin[1:-1])
+                if min(left) < 0:
+                    self._levels[-1].margins.add(left)
+        self._be(landed(self._now(), frame, level.steps, level.growth))
+        self._number += level.steps * level.rows
+        repeat = Repeat(
+            nodes=tuple(self.rows),
+            count=level.steps + 1,
+            level=len(self._levels),
+            position=len(iteration),
+            step=level.step,
+        )
+        self.rows = outer
+        self.rows += repeat.some(0, repeat.count)
+        return repeat.count
+
+    def _bury(self) -> None:
+        """Let all stand still in levels that hold for one time only, so that loops
+        inside can be jumped whatever these do."""
+        for component, level in enumerate(self._levels, 1):
+            if level.steps == 0 and not level.buried:
+                level.buried = True
+                still = functools.partial(without, component=component)
+                self._be(each_moment(self._now(), still))
+
+
+def _why(loop: Loop) -> str:
+    """Why the loop's times have no period."""
+    for item in walk(loop.body):
+        if isinstance(item, Loop) and loop.index in expr.variables(item.trip):
+            return f"the trip count of the loop at {item.site} depends on it"
+    return f"no period of up to {LONGEST_PERIOD} iterations"
+
+
+def _moved_together(value: Expr) -> frozenset[Var]:
+    """Variables that share a node: its value is not linear in them jointly."""
+    found: set[Var] = set()
+    for node in expr.nodes(value):
+        inside = expr.variables(*node.args)
+        if len(inside) > 1:
+            found |= inside
+    return frozenset(found)
