@@ -96,6 +96,7 @@ class Machine:
         self._env: dict[Var, int] = {self.program.program_id: self.pe}
         self._levels: list[_Level] = []
         self._number = 0
+        self._scopes = 0  # around the command; outside any, the cursor only grows
         self._block(self.program.commands, ())
         del self._scratch  # only the rows outlive the run
 
@@ -110,7 +111,9 @@ class Machine:
             if isinstance(item, When) and not self._fixed(item.condition, "its `when`"):
                 continue
             if isinstance(item, Scope):
+                self._scopes += 1
                 self._block(item.body, iteration)
+                self._scopes -= 1
             elif isinstance(item, Loop):
                 self._loop(item, iteration)
             else:
@@ -345,7 +348,8 @@ class Machine:
                 left = (margin[0] + k * margin[-1], *margin[1:-1])
                 if min(left) < 0:
                     self._levels[-1].margins.add(left)
-        self._be(landed(self._now(), frame, level.steps, level.growth))
+        forget = not self._scopes
+        self._be(landed(self._now(), frame, level.steps, level.growth, forget))
         self._number += level.steps * level.rows
         repeat = Repeat(
             nodes=tuple(self.rows),
@@ -355,7 +359,8 @@ class Machine:
             step=level.step,
         )
         self.rows = outer
-        self.rows += repeat.some(0, repeat.count)
+        if repeat.nodes:
+            self.rows += repeat.some(0, repeat.count)
         return repeat.count
 
     def _bury(self) -> None:

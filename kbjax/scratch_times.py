@@ -38,6 +38,12 @@ class Piece(NamedTuple):
         return tuple(engine for engine, _ in self.readers)
 
 
+def never(components: int) -> Piece:
+    """Bytes that no command has used, with forms of so many components."""
+    still = (0,) * (components - 1)
+    return Piece(Moment((0, *still), (-1, *still)))
+
+
 class ScratchTimes:
     """Pieces that cover the scratch: piece i holds bytes ``starts[i]`` to
     ``starts[i + 1]``, the last one all above."""
@@ -47,7 +53,7 @@ class ScratchTimes:
 
     @classmethod
     def fresh(cls) -> ScratchTimes:
-        return cls([0], [Piece(Moment((0,), (-1,)))])
+        return cls([0], [never(1)])
 
     def copy(self) -> ScratchTimes:
         return ScratchTimes(self.starts.copy(), self.pieces.copy())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kbjax.scratch_times import Form, Moment, Piece, ScratchTimes
+from kbjax.scratch_times import Form, Moment, Piece, ScratchTimes, never
 from kbjax.site import Site
 
 Change = Callable[[Moment], Moment]
@@ -169,7 +169,9 @@ def has_moved(before: View | None, after: View | None) -> bool:
     )
 
 
-def landed(instant: Instant, frame: Frame, steps: int, growth: int) -> Instant:
+def landed(
+    instant: Instant, frame: Frame, steps: int, growth: int, forget: bool
+) -> Instant:
     """Where the machine is `steps` periods on, without the forms' last component.
 
     Args:
@@ -177,6 +179,7 @@ def landed(instant: Instant, frame: Frame, steps: int, growth: int) -> Instant:
       frame: of that period's begin.
       steps: how many periods more.
       growth: by how many bytes a period moves the loop's allocations.
+      forget: whether nothing can ever use the bytes that the periods leave behind.
     """
 
     def ahead(moment: Moment) -> Moment:
@@ -196,8 +199,12 @@ def landed(instant: Instant, frame: Frame, steps: int, growth: int) -> Instant:
     old = ScratchTimes(starts, [_each(piece, ahead) for piece in pieces])
     begin = old.split(frame.base)
     there = ScratchTimes(old.starts[:begin], old.pieces[:begin])
-    reached = frame.base
-    for k in range(steps + 1):
+    reached, first = frame.base, 0
+    if forget:
+        there.starts.append(reached)
+        there.pieces.append(never(len(next(iter(free.values())).time)))
+        reached, first = reached + steps * growth, steps
+    for k in range(first, steps + 1):
         then = functools.partial(_at, steps=k)
         for start, stop, piece in own if k == steps else left_behind:
             start, stop = start + k * growth, stop + k * growth
