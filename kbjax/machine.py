@@ -119,10 +119,10 @@ class Machine:
             else:
                 self._command(self._position[id(item)], iteration)
 
-    def _fixed(self, value: Expr, what: str, above: int = 0) -> int:
-        """The value in this iteration, which levels are told to end before it changes;
-        with `above`, it is an address, which grows with what it lies in."""
-        if value.is_const and not above:
+    def _fixed(self, value: Expr, what: str, is_address: bool = False) -> int:
+        """The value in this iteration, which levels are told to end before it changes,
+        but that an address moves with the allocations of the loop that made it."""
+        if value.is_const and not is_address:
             return value.const
         at = expr.evaluate(value, self._env)
         moving = [level for level in self._levels if level.steps]
@@ -132,7 +132,7 @@ class Machine:
                 level.stop(f"{what} depends on several loops at once")
                 continue
             _, change, steps = stride(value, self._env, level.index, level.step)
-            grows = level.growth if above and at >= level.floor else 0
+            grows = level.growth if is_address and at >= level.floor else 0
             if change != grows:
                 level.stop(f"{what} depends on the iteration")
             elif steps < level.steps:
@@ -144,23 +144,12 @@ class Machine:
     # --- commands --------------------------------------------------------------------
 
     def _command(self, position: int, iteration: tuple[int, ...]) -> None:
-        work = self.works[position]
-        moving = any(level.growth for level in self._levels)
-
-        def place(at: Expr) -> int:
-            if at.is_const and not moving:
-                return at.const
-            return self._fixed(at, "an address", above=1)
-
+        work, scratch = self.works[position], self._scratch
         nbytes = self._fixed(work.nbytes, "a transfer's size")
         cost = work.cost_at(nbytes)
-        reads = [(place(at), size) for at, size in work.reads_at]
+        reads = [self._place(*where) for where in work.reads_at]
         free = self._free[work.engine]
-        operands = [
-            piece.writer
-            for at, size in reads
-            for piece in self._scratch.within(at, at + size)
-        ]
+        operands = [piece.writer for span in reads for piece in scratch.within(*span)]
         ready = self._latest(operands) if operands else None
         start, cause = free, ENGINE
         if ready is not None:
@@ -168,9 +157,8 @@ class Machine:
             cause = ENGINE if start is free else OPERAND
         waited = less(start.time, (free if cause == OPERAND else ready or start).time)
         if work.writes_at is not None:
-            target = place(work.writes_at[0])
-            stop = target + work.writes_at[1]
-            hazard = self._hazard(start, target, stop)
+            target = self._place(*work.writes_at)
+            hazard = self._hazard(start, *target)
             if hazard is not start:
                 waited = less(hazard.time, start.time)
                 start, cause = hazard, HAZARD
@@ -178,30 +166,27 @@ class Machine:
             cause = AT_ONCE
         number = (self._number, *(0 if x.buried else x.rows for x in self._levels))
         end = Moment((start.time[0] + cost, *start.time[1:]), number)
-        for at, size in reads:
-            self._scratch.read(at, at + size, work.engine, end)
+        for span in reads:
+            scratch.read(*span, work.engine, end)
         if work.writes_at is not None:
-            self._scratch.write(target, stop, end)
+            scratch.write(*target, end)
         self._free[work.engine] = end
         self._number += 1
-        self.rows.append(
-            Row(
-                position,
-                number,
-                start.time,
-                cause,
-                start.number,
-                waited,
-                cost,
-                nbytes,
-                iteration,
-            )
-        )
+        row = Row(position, number, start.time, cause, start.number, waited, cost,
+                  nbytes, iteration)  # fmt: skip
+        self.rows.append(row)
+
+    def _place(self, at: Expr, nbytes: int) -> tuple[int, int]:
+        """The bytes of the scratch, first and past the last."""
+        if at.is_const and not any(level.growth for level in self._levels):
+            return at.const, at.const + nbytes
+        first = self._fixed(at, "an address", is_address=True)
+        return first, first + nbytes
 
     def _latest(self, moments: Sequence[Moment]) -> Moment:
         """The maximum; a level in progress notes by how much it leads."""
         best = max(moments)
-        if self._levels:
+        if self._levels and len(moments) > 1:
             margins = self._levels[-1].margins
             for one in moments:
                 margin = less(best.time, one.time)

@@ -7,7 +7,7 @@ first. Forms compare as tuples, so that of two that are equal now the faster is 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -66,30 +66,29 @@ class ScratchTimes:
             self.pieces.insert(found, self.pieces[found - 1])
         return found
 
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The numbers of the first and past the last piece that make up the bytes."""
+        first = self.split(start)
+        last = first + 1
+        if last == len(self.starts) or self.starts[last] != stop:
+            last = self.split(stop)
+        return first, last
+
     def within(self, start: int, stop: int) -> list[Piece]:
-        """The pieces that hold some of the bytes."""
-        first = bisect_right(self.starts, start) - 1
-        return self.pieces[first : bisect_left(self.starts, stop, first)]
+        """The pieces that make up the bytes."""
+        first, last = self.span(start, stop)
+        return self.pieces[first:last]
 
     def read(self, start: int, stop: int, engine: str, moment: Moment) -> None:
-        first, last = self.split(start), self.split(stop)
+        first, last = self.span(start, stop)
+        mine = (engine, moment)
         for at in range(first, last):
             writer, readers = self.pieces[at]
             others = [one for one in readers if one[0] != engine]
-            now = (
-                tuple(sorted([*others, (engine, moment)]))
-                if others
-                else ((engine, moment),)
-            )
+            now = tuple(sorted([*others, mine])) if others else (mine,)
             self.pieces[at] = Piece(writer, now)
 
     def write(self, start: int, stop: int, moment: Moment) -> None:
-        self.overwrite(start, stop, [start], [Piece(moment)])
-
-    def overwrite(
-        self, start: int, stop: int, starts: list[int], pieces: list[Piece]
-    ) -> None:
-        """Replace the bytes' pieces by others that cover them."""
-        first, last = self.split(start), self.split(stop)
-        self.starts[first:last] = starts
-        self.pieces[first:last] = pieces
+        first, last = self.span(start, stop)
+        self.starts[first:last] = (start,)
+        self.pieces[first:last] = (Piece(moment),)
