@@ -108,9 +108,10 @@ def timing_kernel(
 
 
 def random_hardware(rng: random.Random) -> kb.Hardware:
-    """Rates and latencies: near-equal, wildly different, whole, or the default."""
+    """Rates and latencies: near-equal, near-equal but for large tiles, wildly
+    different, whole, or the default."""
     roomy = PeTcm(kernel_scratch_mb=64)
-    kind = rng.choice(("near", "near", "wild", "wild", "whole", "default"))
+    kind = rng.choice(("near", "late", "late", "wild", "whole", "default"))
     if kind == "near":  # every command takes 1 ns and 0 to 12 ps
         about = (1.0, 1.001, 1.002, 0.999, 1.0)
         fast = rng.choice((500.0, 1000.0, 1e6))
@@ -119,6 +120,14 @@ def random_hardware(rng: random.Random) -> kb.Hardware:
             PeDma(rng.choice((1e6, 1e9, 64000.0)), rng.choice(about)),
             PeGemm(16, 16, 16, fast, rng.choice(about)),
             PeMath(10**6, fast, rng.choice(about)),
+        )
+    if kind == "late":  # small commands take about 1 ns, a backlog 5 to 80
+        about = (1.0, 1.1, 0.9, 1.01, 1.001)
+        return kb.Hardware(
+            roomy,
+            PeDma(rng.choice((300.0, 1000.0, 3000.0)), rng.choice(about)),
+            PeGemm(16, 16, 16, rng.choice((3.0, 10.0)), rng.choice(about)),
+            PeMath(64, rng.choice((10.0, 30.0)), rng.choice(about)),
         )
     if kind == "wild":
         latency = (0.0, 0.0, 0.001, 10.0, 500.0, 10000.0)
@@ -198,7 +207,7 @@ class Writer:
         for _ in range(rng.choice((1, 1, 2, 3))):
             self.shape = self.main if rng.random() < 0.6 else self.odd
             self.budget = rng.choice((1, 2, 4))
-            if rng.random() < 0.5:
+            for _ in range(rng.choice((0, 0, 1, 1, 3))):
                 self._backlog()
             self._section()
         self.line(f"tl.store(o, {self.kept[0].name})")
@@ -208,20 +217,12 @@ class Writer:
         return "\n".join([f"def kernel(tl, {arguments}):", *self.lines]) + "\n"
 
     def _backlog(self) -> None:
-        """A slow command, or several, that a loop finds on an engine."""
-        if self.dma_only:
-            self.line("tl.load(big)")
-            return
-        self.line(
-            self.rng.choice(
-                (
-                    "tl.load(big)",
-                    "tl.load(big)",
-                    "tl.softmax(tl.zeros((64, 64)))",
-                    "tl.dot(tl.zeros((64, 64)), tl.zeros((64, 64)))",
-                )
-            )
-        )
+        """A slow command that a loop finds on an engine."""
+        forms = ["tl.load(big)", "tl.load(big)"]
+        if not self.dma_only:
+            forms += ["tl.softmax(tl.zeros((64, 64)))",
+                      "tl.dot(tl.zeros((64, 64)), tl.zeros((64, 64)))"]  # fmt: skip
+        self.line(self.rng.choice(forms))
 
     def _section(self) -> None:
         """A loop, perhaps in a scope that gives back what it left taken."""
@@ -378,17 +379,19 @@ class Writer:
     def tail_position(self, rows: int) -> str:
         """The first row of a view that may leave the stream, now and then or for good:
         only the bytes inside move."""
-        if not self.indices:
-            return str(TILES * rows - 1)
-        i = self.rng.choice(self.indices[-2:])
-        return self.rng.choice(
-            (
+        forms = [f"{TILES * rows - 1}"]
+        if self.num_pes > 1:
+            forms.append(f"{2 * rows} + pe * {rows}")
+        if self.indices:
+            i = self.rng.choice(self.indices[-2:])
+            forms += [
                 f"{i.text} * {rows}",
                 f"{i.text} * {rows} - {rows}",
+                f"{i.text} * {rows} - {rows // 2}",
                 f"(({i.text} % {TILES}) + 1) * {rows} - 1",
                 f"{i.text} + {TILES * rows - rows}",
-            )
-        )
+            ]
+        return self.rng.choice(forms)
 
     def load_of(self, shape: Shape) -> Tile:
         rng, rows = self.rng, shape[0]
@@ -398,8 +401,9 @@ class Writer:
             return self.tile(f"tl.zeros({shape})", shape)
         name = "x" if shape == self.main else "y"
         if rng.random() < 0.25:
+            part = rng.choice(("", "", f"[1:{TILES * rows - 1}]"))  # what exists
             at = self.tail_position(rows)
-            text = f"tl.load({name}[tl.ds({at}, {rows})], other=0.0)"
+            text = f"tl.load({name}{part}[tl.ds({at}, {rows})], other=0.0)"
         else:
             text = f"tl.load({name}[tl.ds({self.position(rows)}, {rows})])"
         return self.tile(text, shape)
@@ -453,6 +457,8 @@ class Writer:
         """Two tiles in turn: one half is written while the other is read."""
         rng, rows = self.rng, self.main[0]
         turn = f"{self.indices[-1].text} % 2" if self.indices else "0"
+        if self.num_pes > 1 and rng.random() < 0.2:
+            turn = "pe % 2"
         if rng.random() < 0.5:
             half = f"ring[tl.ds(({turn}) * {rows}, {rows})]"
             self.line(f"tl.copy_to({half}, {self.pick(self.main).name})")
