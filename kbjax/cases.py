@@ -1,7 +1,7 @@
 """Cases: a kernel at one size, with data and an independent float64 reference.
 
-Each shipped kernel's module has a function `case(...)` whose keyword arguments are its
-sizes, with defaults; `kbjax run` and the tests call it.
+Each shipped kernel's module has a function `case(...)`, whose parameters are its sizes,
+with defaults, and the keyword-only `hardware`; `kbjax run` and the tests call it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
+from kbjax.hardware import Hardware
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
@@ -153,20 +154,34 @@ def kernel_module(name: str) -> ModuleType:
     return importlib.import_module(f"kbjax.kernels.{name}")
 
 
-def make(name: str, **sizes: Any) -> Case:
+def sizes_of(name: str) -> dict[str, Any]:
+    """The sizes of a shipped kernel, with their defaults.
+
+    Raises:
+      KernelError: for a name that is none.
+    """
+    parameters = inspect.signature(kernel_module(name).case).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
+
+
+def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Case:
     """The case of a shipped kernel; sizes that are left out keep their defaults.
+
+    Args:
+      name: of the kernel.
+      hardware: what it is called with; the default hardware where None.
+      **sizes: of the kernel, by name.
 
     Raises:
       KernelError: for a size that this kernel does not have.
     """
-    build = kernel_module(name).case
-    known = list(inspect.signature(build).parameters)
+    known = sizes_of(name)
     for size in sizes:
         if size not in known:
             raise errors.KernelError(
                 f"{name} has no size {size!r}", allowed=", ".join(known)
             )
-    return build(**sizes)
+    return kernel_module(name).case(**sizes, hardware=hardware)
 
 
 def positive(**sizes: Any) -> None:

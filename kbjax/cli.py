@@ -1,4 +1,5 @@
-"""The command line: `kbjax run KERNEL`, `kbjax plan KERNEL` and `kbjax kernels`.
+"""The command line: `kbjax run KERNEL`, `kbjax plan KERNEL`, `kbjax kernels` and
+`kbjax hardware`.
 
 Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
 kernel is refused, 2 for a command line that cannot be read. JAX is imported only by a
@@ -23,6 +24,7 @@ from rich.table import Table
 from kbjax import errors
 
 if TYPE_CHECKING:
+    from kbjax.hardware import Hardware
     from kbjax.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -50,6 +52,14 @@ Sizes = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
 ]
+HardwareName = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        metavar="PROFILE_OR_FILE",
+        help="A profile that `kbjax hardware` lists, or a TOML file.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
@@ -61,17 +71,14 @@ def _root() -> None:
 @app.command()
 def kernels(as_json: AsJson = False) -> None:
     """List the shipped kernels and their sizes."""
-    import inspect
-
     from kbjax import cases
 
     found: dict[str, Any] = {}
     for name in cases.kernel_names():
         module = cases.kernel_module(name)
-        parameters = inspect.signature(module.case).parameters
         found[name] = {
             "about": (module.__doc__ or "").strip().splitlines()[0],
-            "sizes": {size: p.default for size, p in parameters.items()},
+            "sizes": cases.sizes_of(name),
         }
     if as_json:
         typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kernels": found}))
@@ -84,6 +91,55 @@ def kernels(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def hardware(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROFILE_OR_FILE]", help="One to print."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the hardware profiles, or print one as TOML: a profile with the source of
+    each number, a file with what it leaves out."""
+    from kbjax import hardware_toml
+    from kbjax.hardware import Hardware
+
+    if name is not None:
+        with _refusals(as_json):
+            found = _hardware(name)
+            is_profile = name in Hardware.profiles()
+            text = hardware_toml.profile(name).text if is_profile else found.to_toml()
+        if as_json:
+            report = {"hardware": _hardware_report(name, found)}
+            typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **report}))
+        else:
+            typer.echo(text, nl=False)
+        return
+    table = Table("profile", "what")
+    reports = {}
+    for profile in Hardware.profiles():
+        about = hardware_toml.about(profile)
+        table.add_row(profile, about)
+        report = _hardware_report(profile, Hardware.from_profile(profile))
+        reports[profile] = {"about": about, **report}
+    if as_json:
+        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "profiles": reports}))
+    else:
+        Console().print(table)
+
+
+def _hardware(name_or_path: str) -> Hardware:
+    """What `--hardware` names."""
+    from kbjax.hardware import named
+
+    return named(name_or_path)
+
+
+def _hardware_report(name_or_path: str, found: Hardware) -> dict[str, Any]:
+    """What a JSON report says of the hardware: its name or path, and all fields."""
+    return {"name": name_or_path, **found.to_dict()}
+
+
+@app.command()
 def run(
     kernel: KernelName,
     context: Context = None,
@@ -92,6 +148,7 @@ def run(
     num_pes: NumPes = None,
     seed: Seed = None,
     size: Sizes = None,
+    hardware: HardwareName = "default",
     fidelity: Annotated[
         Fidelity | None, typer.Option(help="How tiles are kept; live by default.")
     ] = None,
@@ -108,7 +165,9 @@ def run(
         raise typer.BadParameter("poison has no effect on live", param_hint="--poison")
     how = fidelity.value if fidelity else "exact" if poison else "live"
     with _refusals(as_json):
-        report, rows = _report(kernel, sizes, how, poison, Console(stderr=as_json))
+        on = _hardware(hardware)
+        report, rows = _report(kernel, sizes, on, how, poison, Console(stderr=as_json))
+        report["hardware"] = _hardware_report(hardware, on)
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -124,6 +183,7 @@ def plan(
     dtype: DTypeName = None,
     num_pes: NumPes = None,
     size: Sizes = None,
+    hardware: HardwareName = "default",
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A size of the kernel function to try."),
@@ -136,13 +196,16 @@ def plan(
     with _refusals(as_json):
         from kbjax import cases
 
-        case = cases.make(kernel, **sizes)
+        on = _hardware(hardware)
+        case = cases.make(kernel, hardware=on, **sizes)
         found = case.call.plan(*case.inputs.specs, vary=vary)
     if as_json:
-        report = {**found.to_dict(), "sizes": sizes}
+        said = _hardware_report(hardware, on)
+        report = {**found.to_dict(), "sizes": sizes, "hardware": said}
         typer.echo(json.dumps(report, default=str))
     else:
         _print_plan(found)
+        Console().print(f"\nhardware: {escape(hardware)}", highlight=False)
     raise typer.Exit(0 if found.fits else 1)
 
 
@@ -208,6 +271,9 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--size")
+        if name == "hardware":
+            raise typer.BadParameter("hardware is no size; use --hardware",
+                                     param_hint="--size")  # fmt: skip
         try:
             value = json.loads(text.lower() if text in ("True", "False") else text)
         except json.JSONDecodeError:
@@ -217,7 +283,12 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
 
 
 def _report(
-    kernel: str, sizes: dict[str, Any], fidelity: str, poison: bool, console: Console
+    kernel: str,
+    sizes: dict[str, Any],
+    hardware: Hardware,
+    fidelity: str,
+    poison: bool,
+    console: Console,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Everything that `kbjax run` has to say, as plain data; the log's summary also as
     rows for people."""
@@ -232,7 +303,7 @@ def _report(
 
     from kbjax import cases
 
-    case = cases.make(kernel, **sizes)
+    case = cases.make(kernel, hardware=hardware, **sizes)
     log = timed("recording and timing", lambda: case.call.op_log(*case.inputs.specs))
     timed("making inputs", lambda: case.arrays)
 
@@ -268,6 +339,7 @@ def _print(report: dict[str, Any], rows: list[tuple[str, str]]) -> None:
     pes = report["summary"]["num_pes"]
     title = f"{report['kernel']} on {pes} PE{'s' if pes > 1 else ''}: {inputs}"
     table = Table(show_header=False, title=title, title_justify="left")
+    table.add_row("hardware", escape(report["hardware"]["name"]))
     for name, figure in rows:
         table.add_row(name, figure)
     for step, taken in report["seconds"].items():

@@ -96,6 +96,8 @@ def case(
     kv_heads: int = 8,
     dim: int = 128,
     seed: int = 0,
+    *,
+    hardware: kb.Hardware | None = None,
 ) -> Case:
     """The last `queries` tokens of a context, one KV head a PE."""
     allowed = tolerance(dtype)
@@ -113,6 +115,7 @@ def case(
         partial(flash_prefill, block=block, tile=tile, causal=causal),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),
         num_pes=num_pes,
+        hardware=hardware,
     )
     return Case(call, inputs, partial(reference, causal=causal), allowed)
 

@@ -43,6 +43,8 @@ def case(
     queries: int = 16,
     dim: int = 128,
     seed: int = 0,
+    *,
+    hardware: kb.Hardware | None = None,
 ) -> Case:
     """A sweep of `context` keys; at the defaults it still fits."""
     allowed = tolerance(dtype)
@@ -54,6 +56,7 @@ def case(
         partial(flash_unscoped, tile=tile),
         jax.ShapeDtypeStruct((queries, dim), dtype),
         num_pes=num_pes,
+        hardware=hardware,
     )
     return Case(call, inputs, reference, allowed)
 

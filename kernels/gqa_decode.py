@@ -50,6 +50,8 @@ def case(
     kv_heads: int = 8,
     dim: int = 128,
     seed: int = 0,
+    *,
+    hardware: kb.Hardware | None = None,
 ) -> Case:
     """Llama-70B's decode, one KV head a PE: the first `num_pes` of them."""
     allowed = tolerance(dtype)
@@ -62,6 +64,7 @@ def case(
         partial(gqa_decode, tile=tile),
         jax.ShapeDtypeStruct((group, dim), dtype),
         num_pes=num_pes,
+        hardware=hardware,
     )
     return Case(call, inputs, reference, allowed)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +89,13 @@ def test_nan_is_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         (["gqa_decode", "--context", "-1"], "ShapeError", ["context", "positive"]),
         (["gqa_decode", "--num-pes", "0"], "ShapeError", ["num_pes", "positive"]),
         (["gqa_decode", "--size", "blok=3"], "KernelError", ["'blok'", "tile"]),
+        (["gqa_decode", "--size", "name=3"], "KernelError", ["'name'", "tile"]),
+        (
+            ["gqa_decode", "--hardware", "hbm3"],
+            "KernelError",
+            ["no hardware profile 'hbm3'", "nearest is hbm3_channel"],
+        ),
+        (["gqa_decode", "--hardware", "no.toml"], "KernelError", ["'no.toml'"]),
         (["gqa_decode", "--dtype", "float64"], "DTypeError", ["float64", "float32"]),
         (["gqa_decode", "--size", "kv_heads=7"], "ShapeError", ["64", "7"]),
         (
@@ -124,6 +134,10 @@ def test_a_mistake_is_one_message_and_exit_status_1(
         ["plan", "gqa_decode", "--tile", "four"],
         ["plan", "gqa_decode", "--size", "dim"],
         ["plan", "gqa_decode", "--poison"],
+        ["plan", "gqa_decode", "--hardware"],
+        ["run", "gqa_decode", "--size", "hardware=default"],
+        ["plan", "gqa_decode", "--size", "hardware=default"],
+        ["hardware", "default", "a100_sm"],
     ],
 )
 def test_an_unreadable_command_line_is_exit_status_2(arguments: list[str]) -> None:
@@ -199,7 +213,8 @@ def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
     result = invoke("plan", name, *given(sizes), "--json")
     assert result.exit_code == 0, result.output
     want = json.loads(json.dumps(plan.to_dict()))
-    assert json.loads(result.stdout) == {**want, "sizes": sizes}
+    said = {"name": "default", **hardware.Hardware().to_dict()}
+    assert json.loads(result.stdout) == {**want, "sizes": sizes, "hardware": said}
     result = invoke("plan", name, *given(sizes), columns=200)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(plan.headline())
@@ -297,13 +312,144 @@ def test_kernels_lists_every_shipped_kernel() -> None:
     assert all(name in invoke("kernels").output for name in found)
 
 
-def test_help_does_not_import_jax() -> None:
+# --- hardware ------------------------------------------------------------------------
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "hardware.md").read_text("utf-8")
+(PAGE_FILE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+PAGE_COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+PROFILES = hardware.Hardware.profiles()
+SLOW = "[pe_dma]\nbandwidth_gb_s = 1\n[pe_tcm]\nkernel_scratch_mb = 0.5\n"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> str:
+    file = tmp_path / "slow.toml"
+    file.write_text(SLOW, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case_is_on_its_hardware(name: str, slow: str) -> None:
+    """Every shipped kernel's `case` takes it, and it is none of the sizes."""
+    module = cases.kernel_module(name)
+    for on in (hardware.Hardware.from_toml(slow), None):
+        case = cases.make(name, hardware=on, **module.SMALL)
+        assert case.call.record(*case.inputs.specs).hardware == (
+            on or hardware.Hardware()
+        )
+    parameter = inspect.signature(module.case).parameters["hardware"]
+    assert parameter.kind is parameter.KEYWORD_ONLY
+    assert "hardware" not in cases.sizes_of(name)
+    assert set(module.SMALL) <= set(cases.sizes_of(name))
+
+
+def test_run_on_a_hardware(slow: str) -> None:
+    def report(*options: str) -> Any:
+        result = invoke("run", "gqa_decode", *SMALL, *options, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    usual, on_slow = report(), report("--hardware", slow)
+    want = hardware.Hardware.from_toml(slow)
+    assert usual["hardware"] == {"name": "default", **hardware.Hardware().to_dict()}
+    assert on_slow["hardware"] == {"name": slow, **want.to_dict()}
+    assert on_slow["summary"]["budget_bytes"] == 2**19
+    case = cases.make("gqa_decode", hardware=want, **on_slow["sizes"])
+    log = case.call.op_log(*case.inputs.specs)
+    assert on_slow["summary"]["total_ns"] == log.summary().to_dict()["total_ns"]
+    assert on_slow["summary"]["total_ns"] > 2 * usual["summary"]["total_ns"]
+    assert on_slow["error"] == usual["error"]  # data does not depend on rates
+    shown = invoke("run", "gqa_decode", *SMALL, "--hardware", slow, columns=200)
+    assert re.search(rf"hardware +. {re.escape(slow)} ", shown.stdout)
+
+
+def test_plan_on_a_hardware(slow: str) -> None:
+    result = invoke("plan", "gqa_decode", "--hardware", slow, "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["budget_bytes"] == 2**19
+    want = hardware.Hardware.from_toml(slow)
+    assert report["hardware"] == {"name": slow, **want.to_dict()}
+    shown = invoke("plan", "gqa_decode", "--hardware", slow, columns=200)
+    assert shown.stdout.endswith(f"\nhardware: {slow}\n")
+    small = invoke("plan", "gqa_decode", "--hardware", "a100_sm", "--json")
+    assert small.exit_code == 1 and json.loads(small.stdout)["fits"] is False
+
+
+def test_a_bad_hardware_file_is_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("[pe_dma]\nlatncy_ns = 1\n", encoding="utf-8")
+    for command in (["run", "gqa_decode", "--hardware"], ["plan", "gqa_decode",
+                    "--hardware"], ["hardware"]):  # fmt: skip
+        result = invoke(*command, str(file))
+        assert result.exit_code == 1 and result.stdout == ""
+        assert result.stderr == (
+            f"KernelError: {file}:2: hardware has no pe_dma.latncy_ns. "
+            "Allowed: bandwidth_gb_s, latency_ns. The nearest is latency_ns.\n"
+        )
+        error = json.loads(invoke(*command, str(file), "--json").stdout)["error"]
+        assert (error["file"], error["line"]) == (str(file), 2)
+
+
+def test_hardware_lists_the_profiles() -> None:
+    result = invoke("hardware", columns=200)
+    assert result.exit_code == 0
+    found = json.loads(invoke("hardware", "--json").stdout)
+    assert found["schema_version"] == cli.SCHEMA_VERSION
+    assert list(found["profiles"]) == list(PROFILES)
+    for name, profile in found["profiles"].items():
+        assert name in result.stdout and profile.pop("about") in result.stdout
+        want = hardware.Hardware.from_profile(name).to_dict()
+        assert profile == {"name": name, **want}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_hardware_prints_a_profile_with_its_sources(name: str, tmp_path: Path) -> None:
+    result = invoke("hardware", name, columns=20)  # no line is broken
+    file = tmp_path / "copy.toml"
+    file.write_text(result.stdout, encoding="utf-8")
+    want = hardware.Hardware.from_profile(name)
+    assert hardware.Hardware.from_toml(file) == want
+    assert result.stdout.count("  # assumed") + result.stdout.count("  # source: ") > 25
+    found = json.loads(invoke("hardware", name, "--json").stdout)
+    assert found["hardware"] == {"name": name, **want.to_dict()}
+
+
+def test_hardware_prints_a_file_with_what_it_leaves_out(
+    slow: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "filled.toml"
+    file.write_text(invoke("hardware", slow).stdout, encoding="utf-8")
+    want = hardware.Hardware.from_toml(slow)
+    assert hardware.Hardware.from_toml(file) == want
+    assert "bandwidth_gb_s = 1\nlatency_ns = 500.0\n" in file.read_text("utf-8")
+    found = json.loads(invoke("hardware", slow, "--json").stdout)
+    assert found["hardware"] == {"name": slow, **want.to_dict()}
+
+
+@pytest.mark.parametrize("command", PAGE_COMMANDS)
+def test_commands_of_the_hardware_page_run_as_printed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text(PAGE_FILE, encoding="utf-8")
+    program, *arguments = command.split()
+    assert program == ".venv/bin/kbjax"
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["hardware"], ["hardware", "x"]])
+def test_no_jax_where_it_is_not_needed(arguments: list[str]) -> None:
     program = (
         "import sys; from kbjax import cli\n"
-        "try: cli.app(['--help'])\n"
+        f"try: cli.app({arguments})\n"
         "except SystemExit: pass\n"
         "sys.exit('jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert b"run" in done.stdout
+    assert done.stdout or b"no hardware profile" in done.stderr

@@ -103,7 +103,10 @@ def test_a_simulation_by_hand() -> None:
             with tl.scratch_scope():
                 tl.store(o[i], tl.load(x[i]) + 1.0)
 
-    hardware = kb.Hardware(pe_dma=PeDma(1, 10), pe_math=PeMath(4, 1, 2, {}))
+    hardware = kb.Hardware(
+        pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=10),
+        pe_math=PeMath(lanes=4, clock_ghz=1, overhead_ns=2, cycles={}),
+    )
     spec = jax.ShapeDtypeStruct((2, 4), "float32")
     program = kb.kernel_call(kernel, spec, hardware=hardware).record(spec)
     assert [t[:-1] for t in discrete_events.simulate(program)] == [

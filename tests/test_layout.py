@@ -63,8 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "reach",
         "site",
     },
-    "cases": {"call", "dtypes", "errors"},
-    "cli": {"cases", "errors", "plan"},
+    "cases": {"call", "dtypes", "errors", "hardware"},
+    "cli": {"cases", "errors", "hardware", "hardware_toml", "plan"},
     "columns": {"costs", "expr", "program", "rolled"},
     "context": {
         "aliases",
@@ -129,7 +129,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "program",
         "site",
     },
-    "hardware": {"errors"},
+    "hardware": {"dtypes", "errors", "hardware_toml", "ranges"},
+    "hardware_toml": {"errors", "ranges", "site"},
     "hbm": {"program"},
     "index": {"domain", "errors", "expr", "site"},
     "layouts": {"ops", "program"},
@@ -168,6 +169,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "products": {"layouts", "sealing"},
     "program": {"domain", "dtypes", "expr", "footprint", "hardware", "site"},
+    "ranges": {"errors"},
     "reach": {"dtypes", "handle", "index", "site"},
     "recorder": {
         "allocator",

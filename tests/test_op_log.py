@@ -22,7 +22,9 @@ COLUMNS = (
 HARDWARE = kb.Hardware(
     pe_tcm=PeTcm(scratch_base=4096),
     pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=10),
-    pe_gemm=PeGemm(4, 4, 4, clock_ghz=1, overhead_ns=5, rate={"float32": 1}),
+    pe_gemm=PeGemm(
+        rows=4, cols=4, depth=4, clock_ghz=1, overhead_ns=5, rate={"float32": 1}
+    ),
     pe_math=PeMath(lanes=4, clock_ghz=1, overhead_ns=2, cycles={}),
 )
 
@@ -328,7 +330,11 @@ def test_arrays_and_shapes_give_the_same_log() -> None:
 
 
 def test_the_hardware_of_the_call_is_that_of_the_log() -> None:
-    slow = log_of(_sweep, tensor(2, 4, 4), hardware=kb.Hardware(pe_dma=PeDma(1, 1e6)))
+    slow = log_of(
+        _sweep,
+        tensor(2, 4, 4),
+        hardware=kb.Hardware(pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=1e6)),
+    )
     assert slow.total_ns > 3e6
     assert slow.summary().critical_resource == "dma"
     assert slow.summary().limited_by == "latency"

@@ -24,11 +24,16 @@ from kbjax.hardware import PeDma, PeGemm, PeMath
 
 ROUND = kb.Hardware(
     pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=36),
-    pe_gemm=PeGemm(4, 4, 4, clock_ghz=1, overhead_ns=29, rate={"float32": 1}),
+    pe_gemm=PeGemm(
+        rows=4, cols=4, depth=4, clock_ghz=1, overhead_ns=29, rate={"float32": 1}
+    ),
     pe_math=PeMath(lanes=16, clock_ghz=1, overhead_ns=9, cycles={"exp": 11}),
 )
 SLOW_GEMM = dataclasses.replace(  # a dot takes 150 ns
-    ROUND, pe_gemm=PeGemm(4, 4, 4, clock_ghz=1, overhead_ns=149, rate={"float32": 1})
+    ROUND,
+    pe_gemm=PeGemm(
+        rows=4, cols=4, depth=4, clock_ghz=1, overhead_ns=149, rate={"float32": 1}
+    ),
 )
 
 
@@ -564,7 +569,10 @@ def test_fractions_of_a_nanosecond() -> None:
     def kernel(tl: Any, x: Any, o: Any) -> None:
         tl.store(o, tl.load(x) + 1.0)
 
-    hardware = kb.Hardware(pe_dma=PeDma(3.0, 0.5), pe_math=PeMath(16, 7.0, 0.0004, {}))
+    hardware = kb.Hardware(
+        pe_dma=PeDma(bandwidth_gb_s=3.0, latency_ns=0.5),
+        pe_math=PeMath(lanes=16, clock_ghz=7.0, overhead_ns=0.0004, cycles={}),
+    )
     log = log_of(kernel, tensor(4, 4), hardware=hardware)
     ends = log.columns()["end_ns"].tolist()
     assert ends == [21.834, 21.978, 43.812]

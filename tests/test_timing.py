@@ -22,7 +22,9 @@ from tests.programs import random_kernel
 # 14 ns, other vector ops and dot 6 ns.
 ROUND = kb.Hardware(
     pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=10),
-    pe_gemm=PeGemm(4, 4, 4, clock_ghz=1, overhead_ns=5, rate={"float32": 1}),
+    pe_gemm=PeGemm(
+        rows=4, cols=4, depth=4, clock_ghz=1, overhead_ns=5, rate={"float32": 1}
+    ),
     pe_math=PeMath(lanes=4, clock_ghz=1, overhead_ns=2, cycles={"exp": 3}),
 )
 
@@ -273,7 +275,9 @@ def test_fractions_of_a_nanosecond_are_kept() -> None:
     def kernel(tl: Any, x: Any, o: Any) -> None:
         tl.store(o, tl.load(x))
 
-    hardware = dataclasses.replace(ROUND, pe_dma=PeDma(3.0, 0.5))
+    hardware = dataclasses.replace(
+        ROUND, pe_dma=PeDma(bandwidth_gb_s=3.0, latency_ns=0.5)
+    )
     call = kb.kernel_call(kernel, tensor(4, 4), hardware=hardware)
     schedule = scheduled(call.record(tensor(4, 4)))
     assert schedule.end_ps.tolist() == [21_834, 43_668]  # 64 / 3 + 0.5 ns, rounded up
@@ -475,7 +479,9 @@ def test_more_bandwidth_never_slows_a_serial_program() -> None:
 
     totals = []
     for bandwidth in (0.5, 1, 2, 64):
-        hardware = dataclasses.replace(ROUND, pe_dma=PeDma(bandwidth, 10))
+        hardware = dataclasses.replace(
+            ROUND, pe_dma=PeDma(bandwidth_gb_s=bandwidth, latency_ns=10)
+        )
         totals.append(timed_total(kernel, hardware))
     assert totals == sorted(totals, reverse=True) and totals[0] > totals[-1]
 

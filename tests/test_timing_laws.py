@@ -141,7 +141,10 @@ def faster(hardware: kb.Hardware, factor: int) -> kb.Hardware:
     dma, gemm, math = hardware.pe_dma, hardware.pe_gemm, hardware.pe_math
     return dataclasses.replace(
         hardware,
-        pe_dma=PeDma(dma.bandwidth_gb_s * factor, dma.latency_ns / factor),
+        pe_dma=PeDma(
+            bandwidth_gb_s=dma.bandwidth_gb_s * factor,
+            latency_ns=dma.latency_ns / factor,
+        ),
         pe_gemm=dataclasses.replace(
             gemm,
             clock_ghz=gemm.clock_ghz * factor,
@@ -174,10 +177,17 @@ def test_times_without_fractions_scale_exactly(seed: int) -> None:
     """With 1,000 ps a byte, a pass and a vector, and even latencies in ns, nothing is
     rounded: each start and end is half, to the picosecond."""
     whole = kb.Hardware(
-        PeTcm(kernel_scratch_mb=64),
-        PeDma(1, 10 + 2 * (seed % 3)),
-        PeGemm(4, 4, 4, 1, 6, {"float32": 1}),
-        PeMath(4, 1, 2 * (seed % 2), {"exp": 3, "softmax": 5}),
+        pe_tcm=PeTcm(kernel_scratch_mb=64),
+        pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=10 + 2 * (seed % 3)),
+        pe_gemm=PeGemm(
+            rows=4, cols=4, depth=4, clock_ghz=1, overhead_ns=6, rate={"float32": 1}
+        ),
+        pe_math=PeMath(
+            lanes=4,
+            clock_ghz=1,
+            overhead_ns=2 * (seed % 2),
+            cycles={"exp": 3, "softmax": 5},
+        ),
     )
     drawn = timing_kernel(seed)._replace(hardware=whole)
     slow_rows = rows_of(drawn)
@@ -194,7 +204,8 @@ def test_more_bandwidth_never_slows_transfers(seed: int) -> None:
     before = rows_of(drawn)
     dma = drawn.hardware.pe_dma
     doubled = dataclasses.replace(
-        drawn.hardware, pe_dma=PeDma(2 * dma.bandwidth_gb_s, dma.latency_ns)
+        drawn.hardware,
+        pe_dma=PeDma(bandwidth_gb_s=2 * dma.bandwidth_gb_s, latency_ns=dma.latency_ns),
     )
     after = rows_of(drawn._replace(hardware=doubled))
     for slow, fast in zip(before, after, strict=True):
@@ -229,7 +240,10 @@ def test_trip_counts_that_differ_give_times_that_differ() -> None:
         tl.store(o, t)
 
     tile, inputs = (jax.ShapeDtypeStruct(s, "float32") for s in ((4, 4), (3, 4, 4)))
-    whole = kb.Hardware(pe_dma=PeDma(1, 0), pe_math=PeMath(1, 1, 0, {"exp": 2}))
+    whole = kb.Hardware(
+        pe_dma=PeDma(bandwidth_gb_s=1, latency_ns=0),
+        pe_math=PeMath(lanes=1, clock_ghz=1, overhead_ns=0, cycles={"exp": 2}),
+    )
     log = kb.kernel_call(kernel, tile, num_pes=3, hardware=whole).op_log(inputs)
     columns = log.columns()
     for pe in range(3):

@@ -116,36 +116,84 @@ def random_hardware(rng: random.Random) -> kb.Hardware:
         about = (1.0, 1.001, 1.002, 0.999, 1.0)
         fast = rng.choice((500.0, 1000.0, 1e6))
         return kb.Hardware(
-            roomy,
-            PeDma(rng.choice((1e6, 1e9, 64000.0)), rng.choice(about)),
-            PeGemm(16, 16, 16, fast, rng.choice(about)),
-            PeMath(10**6, fast, rng.choice(about)),
+            pe_tcm=roomy,
+            pe_dma=PeDma(
+                bandwidth_gb_s=rng.choice((1e6, 1e9, 64000.0)),
+                latency_ns=rng.choice(about),
+            ),
+            pe_gemm=PeGemm(
+                rows=16,
+                cols=16,
+                depth=16,
+                clock_ghz=fast,
+                overhead_ns=rng.choice(about),
+            ),
+            pe_math=PeMath(lanes=10**6, clock_ghz=fast, overhead_ns=rng.choice(about)),
         )
     if kind == "late":  # small commands take about 1 ns, a backlog 5 to 80
         about = (1.0, 1.1, 0.9, 1.01, 1.001)
         return kb.Hardware(
-            roomy,
-            PeDma(rng.choice((300.0, 1000.0, 3000.0)), rng.choice(about)),
-            PeGemm(16, 16, 16, rng.choice((3.0, 10.0)), rng.choice(about)),
-            PeMath(64, rng.choice((10.0, 30.0)), rng.choice(about)),
+            pe_tcm=roomy,
+            pe_dma=PeDma(
+                bandwidth_gb_s=rng.choice((300.0, 1000.0, 3000.0)),
+                latency_ns=rng.choice(about),
+            ),
+            pe_gemm=PeGemm(
+                rows=16,
+                cols=16,
+                depth=16,
+                clock_ghz=rng.choice((3.0, 10.0)),
+                overhead_ns=rng.choice(about),
+            ),
+            pe_math=PeMath(
+                lanes=64,
+                clock_ghz=rng.choice((10.0, 30.0)),
+                overhead_ns=rng.choice(about),
+            ),
         )
     if kind == "wild":
         latency = (0.0, 0.0, 0.001, 10.0, 500.0, 10000.0)
         clock = (0.003, 1.0, 1.1, 7.0, 1000.0)
         return kb.Hardware(
-            roomy,
-            PeDma(rng.choice((0.01, 1.0, 3.0, 256.0, 1e5)), rng.choice(latency)),
-            PeGemm(rng.choice((1, 4)), 4, 4, rng.choice(clock), rng.choice(latency)),
-            PeMath(rng.choice((1, 3, 128)), rng.choice(clock), rng.choice(latency)),
+            pe_tcm=roomy,
+            pe_dma=PeDma(
+                bandwidth_gb_s=rng.choice((0.01, 1.0, 3.0, 256.0, 1e5)),
+                latency_ns=rng.choice(latency),
+            ),
+            pe_gemm=PeGemm(
+                rows=rng.choice((1, 4)),
+                cols=4,
+                depth=4,
+                clock_ghz=rng.choice(clock),
+                overhead_ns=rng.choice(latency),
+            ),
+            pe_math=PeMath(
+                lanes=rng.choice((1, 3, 128)),
+                clock_ghz=rng.choice(clock),
+                overhead_ns=rng.choice(latency),
+            ),
         )
     if kind == "whole":
         return kb.Hardware(
-            roomy,
-            PeDma(rng.choice((0.5, 1.0, 2.0, 4.0)), rng.choice((0.0, 2.0, 10.0))),
-            PeGemm(4, 4, 4, rng.choice((0.25, 1.0)), rng.choice((0.0, 4.0))),
-            PeMath(4, rng.choice((0.5, 1.0)), rng.choice((0.0, 2.0))),
+            pe_tcm=roomy,
+            pe_dma=PeDma(
+                bandwidth_gb_s=rng.choice((0.5, 1.0, 2.0, 4.0)),
+                latency_ns=rng.choice((0.0, 2.0, 10.0)),
+            ),
+            pe_gemm=PeGemm(
+                rows=4,
+                cols=4,
+                depth=4,
+                clock_ghz=rng.choice((0.25, 1.0)),
+                overhead_ns=rng.choice((0.0, 4.0)),
+            ),
+            pe_math=PeMath(
+                lanes=4,
+                clock_ghz=rng.choice((0.5, 1.0)),
+                overhead_ns=rng.choice((0.0, 2.0)),
+            ),
         )
-    return kb.Hardware(roomy)
+    return kb.Hardware(pe_tcm=roomy)
 
 
 # --- the kernel ----------------------------------------------------------------------
