@@ -1,4 +1,4 @@
-"""The command line: `kbjax run KERNEL`, `kbjax plan KERNEL`, `kbjax kernels` and
+"""The command line: `kbjax run | plan | trace KERNEL`, `kbjax kernels` and
 `kbjax hardware`.
 
 Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
@@ -11,21 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kbjax import errors
+from kbjax import errors, screens
 
 if TYPE_CHECKING:
     from kbjax.hardware import Hardware
-    from kbjax.plan import Plan
 
 SCHEMA_VERSION = 1
 app = typer.Typer(
@@ -171,7 +169,7 @@ def run(
     if as_json:
         typer.echo(json.dumps(report))
     else:
-        _print(report, rows)
+        screens.print_run(report, rows)
     raise typer.Exit(0 if report["verdict"] == "pass" else 1)
 
 
@@ -204,42 +202,59 @@ def plan(
         report = {**found.to_dict(), "sizes": sizes, "hardware": said}
         typer.echo(json.dumps(report, default=str))
     else:
-        _print_plan(found)
+        screens.print_plan(found)
         Console().print(f"\nhardware: {escape(hardware)}", highlight=False)
     raise typer.Exit(0 if found.fits else 1)
 
 
-def _print_plan(found: Plan) -> None:
-    console = Console()
-    colour = {"fits": "green", "tight": "yellow"}.get(found.verdict, "red")
-    console.print(f"[{colour}]{escape(found.headline())}[/{colour}]", highlight=False)
-    for note in found.notes():
-        console.print(escape(note), highlight=False)
-    for title, header, rows in found.tables():
-        console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
-        console.print(_fitted(header, rows, console.width))
+@app.command()
+def trace(
+    kernel: KernelName,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="The file; - is standard output."),
+    ],
+    context: Context = None,
+    tile: Tile = None,
+    dtype: DTypeName = None,
+    num_pes: NumPes = None,
+    size: Sizes = None,
+    hardware: HardwareName = "default",
+    max_events: Annotated[
+        int, typer.Option(min=1, help="Events that the file may have.")
+    ] = 200_000,
+    pe: Annotated[
+        list[int] | None, typer.Option(help="A PE to draw; all by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time a kernel and write what ran when as a trace, which ui.perfetto.dev opens.
 
+    Steady iterations of long loops are folded into one slice; what is left out beside
+    is counted in the file and here.
+    """
+    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
+    if as_json and output == "-":
+        raise typer.BadParameter(
+            "standard output cannot take both the trace and --json", param_hint="-o"
+        )
+    console = Console(stderr=as_json or output == "-")
+    with _refusals(as_json):
+        from kbjax import cases
+        from kbjax import trace as traces
 
-def _fitted(
-    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int
-) -> Table:
-    """A table whose figures are whole in any terminal: where it is narrow, the kernel's
-    source is cut or left out, and words are folded."""
-    taken = sum(
-        max(map(len, column)) + 3
-        for column in zip(header, *rows, strict=True)
-        if column[0] != "source"
-    )
-    room = width - taken - 4
-    kept = [n for n, name in enumerate(header) if name != "source" or room >= 8]
-    table = Table(box=box.SIMPLE_HEAD)
-    for n in kept:
-        words = any(letter.isalpha() for row in rows for letter in row[n])
-        table.add_column(header[n], no_wrap=not words, overflow="fold")
-    for row in rows:
-        cells = ((header[n], row[n]) for n in kept)
-        table.add_row(*(escape(c[:room] if n == "source" else c) for n, c in cells))
-    return table
+        on = _hardware(hardware)
+        case = cases.make(kernel, hardware=on, **sizes)
+        with console.status(f"{kernel}: recording and timing ..."):
+            log = case.call.op_log(*case.inputs.specs)
+        with console.status(f"{kernel}: writing {output} ..."):
+            report = traces.write_trace(log, output, max_events, pe)
+    if as_json:
+        found = {"kernel": kernel, "sizes": sizes, "summary": log.summary().to_dict()}
+        said = {"hardware": _hardware_report(hardware, on)}
+        typer.echo(json.dumps({**report.to_dict(), **found, **said}))
+    else:
+        console.print(str(report), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -332,29 +347,6 @@ def _report(
         "verdict": "pass" if error <= case.tolerance else "fail",
     }
     return report, summary.rows()
-
-
-def _print(report: dict[str, Any], rows: list[tuple[str, str]]) -> None:
-    inputs = ", ".join(report["inputs"])
-    pes = report["summary"]["num_pes"]
-    title = f"{report['kernel']} on {pes} PE{'s' if pes > 1 else ''}: {inputs}"
-    table = Table(show_header=False, title=title, title_justify="left")
-    table.add_row("hardware", escape(report["hardware"]["name"]))
-    for name, figure in rows:
-        table.add_row(name, figure)
-    for step, taken in report["seconds"].items():
-        table.add_row(step, f"{taken:.2f} s")
-    error = "NaN" if report["error"] is None else f"{report['error']:.2e}"
-    table.add_row(
-        "error", f"{error} of the largest element, {report['tolerance']:.2e} allowed"
-    )
-    console = Console()
-    console.print(table)
-    good = report["verdict"] == "pass"
-    console.print(
-        "[green]numbers agree[/green]" if good else "[red]NUMBERS DISAGREE[/red]",
-        f"with the float64 reference ({report['fidelity']} replay)",
-    )
 
 
 def main() -> None:

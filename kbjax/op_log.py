@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import errors, rolled, summary, timing
+from kbjax import errors, exports, output, rolled, summary, timing, trace
 from kbjax.columns import Columns, Run
 from kbjax.costs import Work
 from kbjax.program import Loop, Program
@@ -24,6 +24,7 @@ from kbjax.rolled import Node, Repeat
 from kbjax.steady import Walk
 from kbjax.summary import SCHEMA_VERSION, Summary
 from kbjax.timing import Schedule
+from kbjax.trace import Fold, TraceReport
 
 CHUNK_ROWS = 1 << 16
 SHOWN = 3  # times of a repeat below which a picture shows them all
@@ -58,21 +59,6 @@ class OpRecord:
 COLUMNS = tuple(field.name for field in fields(OpRecord))
 # Of the schedule, for reports; `columns` gives them when asked by name.
 MORE_COLUMNS = ("start_ps", "end_ps", "after", "waits_for", "waited_ps")
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Rows `first_row` to `stop_row` of a log: `iterations` steady ones of a loop."""
-
-    pe: int
-    first_row: int
-    stop_row: int
-    iterations: int
-    loop: str
-    file: str
-    line: int
-    start_ns: float
-    end_ns: float
 
 
 class OpLog:
@@ -314,6 +300,38 @@ class OpLog:
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
+
+    # --- files -----------------------------------------------------------------------
+
+    def to_csv(self, target: output.Target) -> None:
+        """Write CSV to a path, ``-`` or a file object; see docs/op_log.md."""
+        exports.write_csv(self, target)
+
+    def to_jsonl(self, target: output.Target) -> None:
+        """Write JSON Lines, the first of them about the log; as `to_csv`."""
+        exports.write_jsonl(self, target)
+
+    def to_parquet(self, target: output.Target) -> None:
+        """Write Parquet, which needs ``pip install kbjax[parquet]``; as `to_csv`."""
+        exports.write_parquet(self, target)
+
+    def to_perfetto(
+        self,
+        target: output.Target,
+        max_events: int = 200_000,
+        pes: Sequence[int] | None = None,
+    ) -> TraceReport:
+        """Write a trace that ui.perfetto.dev opens; long loops are folded.
+
+        Args:
+          target: as of `to_csv`.
+          max_events: the most events that the file may have; the tail in time is cut.
+          pes: which PEs to draw; all by default.
+
+        Returns:
+          What is drawn, folded and left out.
+        """
+        return trace.write_trace(self, target, max_events, pes)
 
 
 def of(program: Program) -> OpLog:

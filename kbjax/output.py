@@ -1,0 +1,138 @@
+"""Files that are whole or not there: what every export writes through.
+
+A path is written to a temporary file beside it, which takes its name at the end; after
+a failure or Ctrl-C the path is as it was. ``-`` is standard output; an object with a
+`write` method, of text or of bytes, is written to as it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from kbjax import errors
+
+Target = str | os.PathLike[str] | IO[Any]
+
+
+@contextlib.contextmanager
+def binary(target: Target) -> Iterator[IO[bytes]]:
+    """A file of bytes that becomes `target` when the block ends without an exception.
+
+    Args:
+      target: a path (a link is followed; a device or pipe is written to directly),
+        ``-``, or a file object that takes bytes, which is not closed.
+
+    Raises:
+      KbjaxError: naming the target and the reason, where it cannot be written.
+    """
+    with _refusals(target):
+        file = _file_object(target)
+        if file is None:
+            with _replacing(os.fspath(target)) as file:  # type: ignore[arg-type]
+                yield file
+        elif _takes_text(file):
+            raise errors.KbjaxError(
+                f"{name_of(target)} takes text, and this format is bytes",
+                remedy='Give a path, or a file opened with mode "wb"',
+            )
+        else:
+            yield file
+            file.flush()
+
+
+@contextlib.contextmanager
+def text(target: Target) -> Iterator[Callable[[str], Any]]:
+    """As `binary`, for text: a function that writes a piece of it, as UTF-8 and with
+    line ends unchanged. Half of a surrogate pair, as in the name of a file that is not
+    UTF-8, is written as its escape. A file object of text is given the text itself.
+    """
+    with _refusals(target):
+        file = _file_object(target)
+        if file is not None and _takes_text(file):
+            yield file.write
+            file.flush()
+            return
+    with binary(target) as file:
+        yield codecs.getwriter("utf-8")(file, "backslashreplace").write
+
+
+def name_of(target: Target) -> str:
+    """What messages call it."""
+    if hasattr(target, "write"):
+        return str(getattr(target, "name", None) or f"a {type(target).__name__}")
+    return "standard output" if target == "-" else os.fspath(target)
+
+
+def _file_object(target: Target) -> Any:
+    """The file object that is meant, or None for a path."""
+    if target == "-":
+        sys.stdout.flush()
+        return getattr(sys.stdout, "buffer", sys.stdout)
+    if not hasattr(target, "write"):
+        return None
+    if getattr(target, "closed", False):
+        raise errors.KbjaxError(
+            f"{name_of(target)} is closed", remedy="Give a path, or an open file"
+        )
+    return target
+
+
+def _takes_text(file: Any) -> bool:
+    try:
+        file.write("")
+    except TypeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[IO[bytes]]:
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:  # a device or pipe; a directory is refused
+            yield file
+        return
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
+    if os.path.exists(path):
+        open(path, "r+b").close()  # a file that may not be written is not replaced
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        if os.path.exists(path):
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _refusals(target: Target) -> Iterator[None]:
+    """What the system says about `target`, as a message."""
+    try:
+        yield
+    except OSError as error:
+        name = name_of(target)
+        reason = error.strerror or str(error)
+        raise errors.KbjaxError(
+            f"cannot write {name}: {reason}", remedy=_remedy(error, name)
+        ) from error
+
+
+def _remedy(error: OSError, name: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"Make the folder {os.path.dirname(name) or '.'} first"
+    if isinstance(error, IsADirectoryError):
+        return "Give the path of a file in it"
+    if isinstance(error, BrokenPipeError):
+        return "Keep the reader open until all is written"
+    return "Give another path; what was there before is unchanged"
