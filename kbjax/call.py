@@ -19,9 +19,11 @@ from kbjax import (
     dtypes,
     errors,
     expr,
+    fold,
     op_log,
     plan,
     sizes,
+    unrolled,
 )
 from kbjax.allocator import Arena
 from kbjax.arguments import Axes
@@ -238,10 +240,10 @@ class KernelCall:
             [arguments.shaped(a, i) for i, a in enumerate(inputs)]
         )
         program = self._recorded(specs)
-        chosen = self._fidelity(fidelity, program)
-        how = (chosen, with_memory, poison)
+        how = (self._fidelity(fidelity, program), with_memory, poison)
         key = (_key(specs), *how)
         if key not in self._compiled:
+            unrolled.warn(program)
             self._compiled[key] = data_phase.lower(program, *how, wide=self._wide)
         split = [
             _moved(array, spec.pe_axis, 0)
@@ -294,7 +296,7 @@ class KernelCall:
         kernel: Callable[..., None],
         budget_bytes: int | None,
     ) -> Program:
-        """Run the kernel once, on no data, in a scratch that ends at the budget."""
+        """Run the kernel once, on no data; without a budget, nothing is folded."""
         slots, output_slots = self._tensors.slots(inputs)
         program_id = Var(0, "pe", expr.const(self._num_pes))
         name = arguments.kernel_name(kernel)
@@ -307,11 +309,9 @@ class KernelCall:
             writable=frozenset(output_slots),
             checks=self._checks,
         )
-        order = [*range(len(inputs)), *output_slots]
-        tensors = [HbmTensor(slots[slot], slot) for slot in order]
+        tensors = [HbmTensor(slots[n], n) for n in (*range(len(inputs)), *output_slots)]
         arguments.check_call(kernel, len(inputs), len(output_slots))
         kernel(context, *tensors)
-        commands = recorder.finish()
         program = Program(
             name=name,
             slots=slots,
@@ -320,7 +320,7 @@ class KernelCall:
             num_pes=self._num_pes,
             program_id=program_id,
             hardware=self._hardware,
-            commands=commands,
+            commands=recorder.finish(),
             allocations=dict(arena.allocations),
             footprint=arena.events,
             exit_cursor_bytes=arena.cursor,
@@ -338,7 +338,7 @@ class KernelCall:
                     at.file,
                     at.line,
                 )
-        return program
+        return program if budget_bytes is None else fold.folded(program)
 
 
 @user_frames

@@ -278,8 +278,10 @@ class Program:
     Attributes:
       slots: the HBM tensors: inputs, then the outputs that alias no input.
       output_slots: the slot of each output.
-      allocations: every slice of scratch, by uid.
-      footprint: what took scratch, as a tree of allocations, scopes and loops.
+      allocations: every slice of scratch, by uid; of iterations that kbjax.fold made
+        one loop of, those of the first.
+      footprint: what took scratch, as a tree of allocations, scopes and loops, where
+        nothing is folded.
       exit_cursor_bytes: the cursor at the kernel's end.
       live_at_exit: uids of the allocations whose handles are alive then.
       needs_exact: True where the scope contract is not promised (`checks`), so that
@@ -302,8 +304,12 @@ class Program:
 
     @cached_property
     def growth_bytes(self) -> Mapping[Var, int]:
-        """What each rolled loop adds to the cursor an iteration."""
-        return footprint.growths(self.footprint)
+        """What each loop adds to the cursor an iteration."""
+        loops = (item for item in self.walk() if isinstance(item, Loop))
+        return {
+            **footprint.growths(self.footprint),
+            **{loop.index: loop.growth_bytes for loop in loops},  # folded ones too
+        }
 
     @cached_property
     def peak_scratch(self) -> int:

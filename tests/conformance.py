@@ -287,6 +287,19 @@ def _whole(rng: np.random.Generator, size: int, dtype: np.dtype) -> list[Array]:
     return [x.astype(dtype) for x in (small, rng.choice(ends, size), middles)]
 
 
+def special_pairs(name: str) -> tuple[Array, Array]:
+    """Every pair of numbers that go wrong, (N,) each: zeros, infinities, NaN, some of
+    few digits and of many; of integers the extremes and what their products pass."""
+    numbers = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 3.0, 0.1, -7.7]
+    if DTYPES[name] in INTS:
+        info = np.iinfo(DTYPES[name])
+        root = math.isqrt(1 << (info.bits - 1)) + 1
+        numbers = [info.min, info.max, 0, 1, 1 << info.bits // 2, root]
+        numbers.append(max(-1, info.min))
+    a, b = np.meshgrid(*[np.array(numbers).astype(DTYPES[name])] * 2)
+    return a.reshape(-1), b.reshape(-1)
+
+
 # Where casts to integers saturate, and those to float16 and float8 overflow.
 _LIMITS = (2.0**31, 2.0**31 - 128, 32767.5, 32768.5, 255.5, 256.0, 127.5, 128.5,
            65520.0, 65519.0, 464.0, 465.0, 480.0, 61440.0, 61439.0)  # fmt: skip

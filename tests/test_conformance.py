@@ -13,9 +13,10 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,6 +31,7 @@ from tests.conformance import (
     flushed,
     mismatches,
     page,
+    special_pairs,
 )
 from tests.helpers import assert_same_bits
 from tests.reference import DTYPES, FLOAT8S, FLOATS, INTS, OPS, convert, meet
@@ -43,20 +45,21 @@ INPUTS = ("a", "b", "c", "flags", "argument", "moderate")
 
 @dataclass(frozen=True)
 class Way:
-    """How a kernel runs. `tile`: of each operand, `count` of them a PE."""
+    """How a kernel runs. `tile`: of each operand, `count` of them a PE. `jitted`: not
+    at all, inside `jax.jit` with its operands as arguments, or as constants."""
 
     fidelity: str
     rolled: bool
     pes: int
-    inside_jit: bool
+    jitted: Literal["no", "arguments", "constants"]
     tile: tuple[int, int]
     count: int
 
 
 WAYS = {
-    "large": Way("live", True, 1, False, (64, 128), 8),
-    "small": Way("live", True, 1, False, (5, 9), 8),
-    "odd": Way("exact", False, 3, True, (3, 37), 1),
+    "large": Way("live", True, 1, "no", (64, 128), 8),
+    "small": Way("live", True, 1, "no", (5, 9), 8),
+    "odd": Way("exact", False, 3, "arguments", (3, 37), 1),
 }
 REDUCTIONS = ("sum", "max", "min", "argmax", "argmin")
 # float32 and int32 in every way; the others, which share their code, take turns.
@@ -195,6 +198,10 @@ def operands(name: str, way: Way, seed: int) -> dict[str, Array]:
     shape = (way.pes, way.count, *way.tile)
     dtype = DTYPES[name]
     drawn = {n: draw(rng, shape, name) for n in ("a", "b", "c")}
+    if dtype != np.bool_:
+        for n, special in zip("ab", special_pairs(name), strict=True):
+            last = drawn[n][-1, -1].reshape(-1)
+            last[: special.size] = special[: last.size]
     drawn["summed"] = summable(draw(rng, shape, name))
     drawn["flags"] = draw(rng, shape, "bool")
     if dtype in FLOATS:
@@ -269,7 +276,11 @@ def run(
         return call.run(*arrays, fidelity=way.fidelity).outputs
 
     arrays = [x if way.pes > 1 else x[0] for x in inputs.values()]
-    found = (jax.jit(replay) if way.inside_jit else replay)(*arrays)
+    if way.jitted == "constants":
+        held = [jnp.asarray(x) for x in arrays]
+        found = jax.jit(lambda: replay(*held))()
+    else:
+        found = (jax.jit(replay) if way.jitted == "arguments" else replay)(*arrays)
     return [np.asarray(x) if way.pes > 1 else np.asarray(x)[None] for x in found]
 
 
@@ -352,6 +363,99 @@ def test_every_op_has_a_claim_in_every_type_it_takes() -> None:
     assert claimed == table | moved | divided | {("div", "bool")}
 
 
+# --- on more paths -------------------------------------------------------------------
+
+SIMPLE = ("add", "sub", "mul", "div", "maximum", "minimum",
+          "lt", "le", "gt", "ge", "eq", "ne")  # fmt: skip
+SHORT = ("float16", "bfloat16")
+CAST = ("float32", *SHORT, "int32", "bool")
+
+
+def test_simple_ops_and_casts_of_constants() -> None:
+    """Inside `jax.jit`, where a compiler that saw through would fold them."""
+    way = Way("live", False, 1, "constants", (5, 41), 1)
+    check_together(way, [*simple(CAST[:3]), *branches(CAST[:3]), *casts()])
+
+
+def test_simple_ops_of_short_floats_in_exact() -> None:
+    way = Way("exact", False, 1, "no", (5, 41), 1)
+    check_together(way, [*simple(SHORT), *branches(SHORT)])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A step on the operands of `dtype` that `takes` names, and what looks at its
+    result, given that and the operands."""
+
+    dtype: str
+    step: Step
+    takes: tuple[str, ...]
+    of: Callable[[Array, Sequence[Array]], None]
+
+
+def check_together(way: Way, checks: Sequence[Check]) -> None:
+    """All in one kernel."""
+    inputs = {}
+    with np.errstate(all="ignore"):
+        for n, name in enumerate(dict.fromkeys(c.dtype for c in checks)):
+            drawn = operands(name, way, 20 + n)
+            inputs |= {f"{x} {name}": drawn[x] for x in "ab"}
+            inputs |= {f"normal {x} {name}": flushed(drawn[x]) for x in "ab"}
+    takes = [tuple(f"{x} {c.dtype}" for x in c.takes) for c in checks]
+    found = run([c.step for c in checks], takes, inputs, way)
+    for each, names, got in zip(checks, takes, found, strict=True):
+        each.of(got[0, 0], [inputs[name][0, 0] for name in names])
+
+
+def of_claim(case: Case) -> Check:
+    said = f"{case.claim}, {dict(case.attrs)}"
+    name, step, takes = case.claim.dtype, case.step, case.takes
+    return Check(name, step, takes, lambda got, xs: check(case, got, xs, said))
+
+
+def simple(names: Sequence[str]) -> list[Check]:
+    claims = [c for c in CLAIMS if c.op in SIMPLE and c.dtype in names]
+    return [of_claim(case) for claim in claims for case in cases_of(claim, "large")]
+
+
+def branches(names: Sequence[str]) -> list[Check]:
+    """`where` of a comparison; a scalar branch is rounded to the tile's type. Of no
+    subnormals: XLA makes of some of these a minimum, which reads them as zeros."""
+
+    def made(name: str, left: float | None, right: float | None) -> Check:
+        def step(tl: Any, a: Any, b: Any) -> Any:
+            chosen = a if left is None else left, b if right is None else right
+            return tl.where(a < b, *chosen)
+
+        def of(got: Array, operands: Sequence[Array]) -> None:
+            chosen = [
+                x if scalar is None else DTYPES[name].type(scalar)
+                for x, scalar in zip(operands, (left, right), strict=True)
+            ]
+            want = np.where(np.less(*operands), *chosen)
+            assert_same_bits(got, want, f"where in {name}, scalars {left}, {right}")
+
+        return Check(name, step, ("normal a", "normal b"), of)
+
+    scalars = ((None, None), (0.1, None), (None, -0.0))
+    return [made(name, *each) for name in names for each in scalars]
+
+
+def casts() -> list[Check]:
+    """Of each type to each, also to itself."""
+    claims = [c for c in CLAIMS if c.op == "cast" and c.dtype in CAST]
+    cases = [case for claim in claims for case in cases_of(claim, "large")]
+    found = [of_claim(case) for case in cases if case.target in CAST]
+
+    def same(name: str) -> Check:
+        def of(got: Array, operands: Sequence[Array]) -> None:
+            assert_same_bits(got, operands[0], f"{name} to itself")
+
+        return Check(name, lambda tl, x: x.to(name), ("a",), of)
+
+    return found + [same(name) for name in CAST]
+
+
 # --- what the table does not hold ----------------------------------------------------
 
 
@@ -383,7 +487,7 @@ def test_an_infinite_summand_wins_over_a_product_that_only_seems_infinite(
 
 def run_once(step: Step, arrays: Sequence[Array], dtype: Any = None) -> list[Array]:
     """One step on whole arrays."""
-    way = Way("live", False, 1, False, (1, 1), 1)
+    way = Way("live", False, 1, "no", (1, 1), 1)
     inputs = {INPUTS[n]: x[None, None] for n, x in enumerate(arrays)}
     return [x[0, 0] for x in run([step], [tuple(inputs)], inputs, way)]
 
@@ -426,7 +530,7 @@ def test_arange_counts_in_int32() -> None:
 
 # --- dot -----------------------------------------------------------------------------
 
-ONCE = Way("live", False, 1, False, (1, 1), 1)
+ONCE = Way("live", False, 1, "no", (1, 1), 1)
 PRODUCT = (7, 37, 5)
 
 

@@ -13,7 +13,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -79,6 +79,7 @@ def check(
     turn: bool = True,
     paths: Sequence[str] = BOTH,
     log: bool = True,
+    names: Sequence[str] = (),
 ) -> None:
     """`body(tl, *tiles)` gives what `oracle(*arrays)` gives, on every path.
 
@@ -89,6 +90,7 @@ def check(
       turn: whether to rotate along the last axis; else along none.
       paths: which of PATHS.
       log: whether to read the op_log too.
+      names: of the outputs, in messages; else they are numbered.
     """
 
     def turned(by: int) -> list[np.ndarray]:
@@ -119,7 +121,8 @@ def check(
                 got = call.run(*data, fidelity=fidelity).outputs
         got = got if isinstance(got, tuple | list) else [got]
         for n, (a, b) in enumerate(zip(got, expected, strict=True)):
-            assert_same_bits(a, b, f"output {n}, {name}")
+            which = names[n] if names else n
+            assert_same_bits(a, b, f"output {which}, {name}")
 
 
 def kb_dtype(name: str) -> np.dtype:
@@ -396,52 +399,61 @@ def test_dot_with_an_accumulator_has_its_time() -> None:
 # --- sums ----------------------------------------------------------------------------
 
 
-SUMMED = {**SHARED, "bool": BOTH[:1], "int32": BOTH[1:], "int8": BOTH[:1]}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value", "shape", "want", "result"),
-    [
+# (element type, value of each element, shape, sum, its element type), by path.
+SUMS: dict[str, list[tuple[np.dtype, Any, tuple[int, int], Any, np.dtype]]] = {
+    "rolled, jit": [
         (F16, 1, (64, 64), 4096, F16),  # stalls at 2048 in float16
-        (BF16, 1, (25, 40), 1000, BF16),  # stalls at 256 in bfloat16
         (I8, 1, (15, 20), 300, I32),
         (I8, 1, (16, 8), 128, I32),
         (BOOL, True, (15, 20), 300, I32),
         (F16, 16, (64, 64), INF, F16),  # 65536 in float32
         (U8, 255, (15, 20), 76500, I32),
         (I16, -32768, (15, 20), -9830400, I32),
+    ],
+    "unrolled, exact, PEs": [
+        (BF16, 1, (25, 40), 1000, BF16),  # stalls at 256 in bfloat16
         (I32, 2**30, (1, 5), 2**30 * 5 - 2**32, I32),
     ],
-    ids=lambda x: str(x),
-)
-def test_sums(
-    dtype: np.dtype, value: Any, shape: tuple[int, int], want: Any, result: np.dtype
-) -> None:
+}
+
+
+@pytest.mark.parametrize("path", SUMS)
+def test_sums(path: str) -> None:
     """Over axis 0, axis 1 and both, of the whole and of rows: 16-bit floats add in
     float32 and are rounded once; bool and small integers give int32."""
-    rows, columns = shape
-    size = rows * columns
 
-    def body(tl: Any, x: Any) -> list[Any]:
-        column, row = tl.reshape(x, (size, 1)), tl.reshape(x, (1, size))
-        return [
-            tl.sum(x, axis=None), tl.sum(column, 0, True), tl.sum(row, axis=-1),
-            tl.sum(x, axis=0), tl.sum(column, axis=1), tl.sum(x.to("float32")),
-        ]  # fmt: skip
+    def body(tl: Any, *tiles: Any) -> list[Any]:
+        found: list[Any] = []
+        for x, (_, _, shape, _, _) in zip(tiles, SUMS[path], strict=True):
+            size = math.prod(shape)
+            column, row = tl.reshape(x, (size, 1)), tl.reshape(x, (1, size))
+            found += [
+                tl.sum(x, axis=None), tl.sum(column, 0, True), tl.sum(row, axis=-1),
+                tl.sum(x, axis=0), tl.sum(column, axis=1), tl.sum(x.to("float32")),
+            ]  # fmt: skip
+        return found
 
-    def oracle(x: np.ndarray) -> list[np.ndarray]:
-        del x
-        one = int(value)
-        part = [one * rows, one]
-        wide = part if result != I32 else [int(wrapped(p, I32)) for p in part]
-        return [
-            np.array(want, result), np.full((1, 1), want, result),
-            np.full(1, want, result), np.full(columns, wide[0], result),
-            np.full(size, wide[1], result), np.array(float(one) * size, F32),
-        ]  # fmt: skip
+    def oracle(*arrays: np.ndarray) -> list[np.ndarray]:
+        del arrays
+        found = []
+        for _, value, (rows, columns), want, result in SUMS[path]:
+            size, one = rows * columns, int(value)
+            part = [one * rows, one]
+            wide = part if result != I32 else [int(wrapped(p, I32)) for p in part]
+            found += [
+                np.array(want, result), np.full((1, 1), want, result),
+                np.full(1, want, result), np.full(columns, wide[0], result),
+                np.full(size, wide[1], result), np.array(float(one) * size, F32),
+            ]  # fmt: skip
+        return found
 
-    x = np.full(shape, value, dtype)
-    check(body, oracle, x, turn=False, paths=SUMMED[str(dtype)])
+    arrays = [np.full(shape, value, dtype) for dtype, value, shape, _, _ in SUMS[path]]
+    names = [
+        f"{dtype} {value} {shape}, {n}"
+        for dtype, value, shape, _, _ in SUMS[path]
+        for n in ("whole", "column", "row", "axis 0", "each", "as float32")
+    ]
+    check(body, oracle, *arrays, turn=False, paths=[path], names=names)
 
 
 def test_sums_of_half_precision_add_in_float32() -> None:
@@ -636,17 +648,23 @@ def test_nan_wins(dtype: np.dtype) -> None:
     check(body, oracle, x, paths=[path[dtype]])
 
 
-@pytest.mark.parametrize("dtype", [BF16], ids=str)
-def test_which_zero_wins_is_one_answer(dtype: np.dtype) -> None:
+def test_which_zero_wins_is_one_answer() -> None:
     """The bits of maxima of zeros of both signs do not depend on the path."""
-    zeros = np.array([[-0.0, 0.0], [0.0, -0.0], [-0.0, -0.0], [0.0, 0.0]], dtype)
+    zeros = np.array([[-0.0, 0.0], [0.0, -0.0], [-0.0, -0.0], [0.0, 0.0]])
+    dtypes = (F32, F16, BF16)
 
-    def body(tl: Any, x: Any) -> list[Any]:
-        return [
-            tl.max(x, axis=1), tl.min(x), tl.maximum(x, 0.0), tl.minimum(-0.0, x),
-        ]  # fmt: skip
+    def body(tl: Any, *tiles: Any) -> list[Any]:
+        found: list[Any] = []
+        for x in tiles:
+            found += [
+                tl.max(x, axis=1), tl.min(x), tl.maximum(x, 0.0), tl.minimum(-0.0, x),
+                tl.maximum(x[0:1], x[1:2]), tl.minimum(x[0:1], x[1:2]),
+            ]  # fmt: skip
+        return found
 
-    wants = [zeros[:, 0], zeros[0, 0], zeros, zeros]
+    like = [zeros[:, 0], zeros[0, 0], zeros, zeros, zeros[:1], zeros[:1]]
+    wants = [w.astype(dtype) for dtype in dtypes for w in like]
+    arrays = [np.stack([zeros.astype(dtype)] * 2) for dtype in dtypes]
     found = []
     for form, fidelity, jitted in (
         ("range", "live", False), ("static_range", "live", True),
@@ -654,12 +672,14 @@ def test_which_zero_wins_is_one_answer(dtype: np.dtype) -> None:
     ):  # fmt: skip
         shapes = tuple(jax.ShapeDtypeStruct((2, *w.shape), w.dtype) for w in wants)
         call = kb.kernel_call(looped(body, wants, form, 2), shapes)
-        x = np.stack([zeros] * 2)
-        run = jax.jit(call) if jitted else partial(call.run, fidelity=fidelity)
-        got = run(x)
-        found.append(got if jitted else got.outputs)
+        if jitted:  # of constants
+            found.append(jax.jit(lambda call=call: call(*arrays))())
+        else:
+            found.append(call.run(*arrays, fidelity=fidelity).outputs)
     for other in found[1:]:
-        assert_same_bits(other, found[0], "which zero")
+        for n, (a, b) in enumerate(zip(other, found[0], strict=True)):
+            which, dtype = n % len(like), dtypes[n // len(like)]
+            assert_same_bits(a, b, f"which zero, output {which} of {dtype}")
 
 
 @pytest.mark.parametrize("dtype", [F16], ids=str)
@@ -855,6 +875,15 @@ def normalised(x: np.ndarray, eps: float) -> np.ndarray:
     return wide / np.sqrt((wide**2).mean(1, keepdims=True) + eps)
 
 
+@cache  # cases that differ in their data share what is compiled
+def rmsnorm_call(dtype: np.dtype, eps: float, mean_first: bool) -> kb.KernelCall:
+    """On two rows of 512."""
+    return kb.kernel_call(
+        partial(rmsnorm, eps=eps, mean_first=mean_first),
+        (jax.ShapeDtypeStruct((2, 512), dtype), jax.ShapeDtypeStruct((2, 1), F32)),
+    )
+
+
 @pytest.mark.parametrize(
     ("dtype", "value", "eps", "mean_first"),
     [
@@ -869,10 +898,7 @@ def test_rmsnorm_of_a_constant_row(
     dtype: np.dtype, value: float, eps: float, mean_first: bool
 ) -> None:
     x = np.full((2, 512), value, dtype)
-    call = kb.kernel_call(
-        partial(rmsnorm, eps=eps, mean_first=mean_first),
-        (jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct((2, 1), "float32")),
-    )
+    call = rmsnorm_call(dtype, eps, mean_first)
     want = normalised(x, eps)
     assert want[0, 0] == pytest.approx(0.99995 if value == 1e-4 else 1.0, rel=1e-5)
     got, squares = call.run(x, fidelity="exact" if mean_first else "live").outputs

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "dtypes",
         "errors",
         "expr",
+        "fold",
         "handle",
         "hardware",
         "op_log",
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sizes",
         "tcm",
         "tensors",
+        "unrolled",
     },
     "carried": {
         "bytecode",
@@ -118,7 +120,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"overflow", "site"},
     "exports": {"errors", "output"},
     "expr": set(),
+    "fingerprint": {"expr", "program"},
     "fma": {"sealing"},
+    "fold": {
+        "domain",
+        "expr",
+        "fingerprint",
+        "footprint",
+        "iterations",
+        "program",
+        "site",
+    },
     "footprint": {"domain", "dtypes", "expr", "overflow", "site"},
     "handle": {
         "allocator",
@@ -135,6 +147,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hardware_toml": {"errors", "ranges", "site"},
     "hbm": {"program"},
     "index": {"domain", "errors", "expr", "site"},
+    "iterations": {"fingerprint", "program"},
     "layouts": {"ops", "program"},
     "liveness": {"expr", "program"},
     "machine": {
@@ -217,6 +230,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timing": {"costs", "expr", "machine", "program", "rolled", "steady"},
     "trace": {"chrome", "errors", "exports", "output", "tracks"},
     "tracks": set(),
+    "unrolled": {"expr", "fingerprint", "fold", "iterations", "program", "site"},
     "usage": {
         "abrupt",
         "allocator",
