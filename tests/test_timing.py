@@ -53,7 +53,7 @@ def test_a_tail_at_the_start_moves_the_bytes_inside() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_schedules_are_deterministic(seed: int) -> None:
-    drawn = random_kernel(seed)
+    drawn = random_kernel(seed, exact_only=False)
     call = kb.kernel_call(drawn.kernel, drawn.out_shapes)
     first, second = (times(call.op_log(*drawn.arrays)) for _ in "ab")
     assert first and first == second
