@@ -75,7 +75,10 @@ def test_the_overflow_is_as_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [c for c in commands() if c.startswith(".venv/bin/kbjax")]
 )
-def test_kbjax_commands_run_as_printed(command: str) -> None:
+def test_kbjax_commands_run_as_printed(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where what it writes goes
     result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
     assert result.exit_code == 0, result.output
 
