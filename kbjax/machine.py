@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kbjax import expr
@@ -25,7 +25,7 @@ from kbjax.costs import ENGINES, Work
 from kbjax.expr import Expr, Var
 from kbjax.program import Block, Loop, Program, Scope, When, walk
 from kbjax.rolled import AT_ONCE, ENGINE, HAZARD, OPERAND, Node, Repeat, Row
-from kbjax.scratch_times import Form, Moment, ScratchTimes
+from kbjax.scratch_times import Form, Moment, Piece, ScratchTimes
 from kbjax.steady import (
     LONGEST_PERIOD,
     WALKED,
@@ -149,7 +149,12 @@ class Machine:
         cost = work.cost_at(nbytes)
         reads = [self._place(*where) for where in work.reads_at]
         free = self._free[work.engine]
-        operands = [piece.writer for span in reads for piece in scratch.within(*span)]
+        operands: list[Moment] = []
+        for span in reads:
+            pieces = scratch.within(*span)
+            operands += [piece.writer for piece in pieces]
+            for level in self._meeting(span[0], pieces):
+                level.stop("it reads bytes from before it")
         ready = self._latest(operands) if operands else None
         start, cause = free, ENGINE
         if ready is not None:
@@ -201,17 +206,20 @@ class Machine:
         latest = self._latest((start, *users))
         if latest.time == start.time:
             latest = start
-        for level in self._levels:
-            # Every step finds other bytes here, unless the loop itself wrote them.
-            if not level.growth or not level.steps or first < level.floor:
-                continue
-            if all(piece.writer.number[0] >= level.first for piece in pieces):
-                continue
+        for level in self._meeting(first, pieces):
             if self._latest((latest, *level.before)).time != latest.time:
                 level.stop("it writes bytes that are still in use from before it")
             if latest is not start and latest.number[0] < level.first:
                 level.stop("it waits for what used its bytes before it")
         return latest
+
+    def _meeting(self, first: int, pieces: Sequence[Piece]) -> Iterator[_Level]:
+        """The levels whose every step finds other bytes at these places: which move
+        with the loop, and which the loop itself has not written."""
+        for level in self._levels:
+            if level.growth and level.steps and first >= level.floor:
+                if any(piece.writer.number[0] < level.first for piece in pieces):
+                    yield level
 
     # --- loops -----------------------------------------------------------------------
 

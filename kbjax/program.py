@@ -32,11 +32,11 @@ class Ref:
     shape: Shape
     dtype: DType
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.size * self.dtype.nbytes
 
