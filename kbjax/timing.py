@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kbjax import costs, expr
+from kbjax import costs, errors, expr
 from kbjax.costs import Work
 from kbjax.expr import Expr
 from kbjax.machine import Machine
 from kbjax.program import Loop, Program, When
 from kbjax.rolled import Node
 from kbjax.steady import Walk
+
+MOST_PS = 2**63 - 1  # times are int64 columns of the op_log
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,11 @@ class Schedule:
 
 
 def schedule(program: Program) -> Schedule:
-    """Run the program's commands on the engines of each PE."""
+    """Run the program's commands on the engines of each PE.
+
+    Raises:
+      ShapeError: for a total that no time column holds.
+    """
     works = costs.works(program)
     pes = program.num_pes if _differs_by_pe(program, works) else 1
     machines = [Machine(program, works, pe) for pe in range(pes)]
@@ -47,13 +54,21 @@ def schedule(program: Program) -> Schedule:
         machine.run()
     copies = program.num_pes // pes  # PEs that run in the same time
     walks = {walk.site: walk for machine in machines for walk in machine.walks}
-    return Schedule(
+    made = Schedule(
         works=works,
         runs=tuple(tuple(machine.rows) for machine in machines) * copies,
         ends_ps=tuple(machine.last.time[0] for machine in machines) * copies,
         last_ops=tuple(machine.last.number[0] for machine in machines) * copies,
         walks=tuple(walks.values()),
     )
+    if made.total_ps > MOST_PS:
+        raise errors.ShapeError(
+            f"{program.name} takes too long to be timed",
+            got=f"about 1e{int(math.log10(made.total_ps))} ps",
+            allowed="up to 2**63 - 1 ps, 106 days",
+            remedy="Give the hardware higher rates or lower latencies",
+        )
+    return made
 
 
 def _differs_by_pe(program: Program, works: Sequence[Work]) -> bool:

@@ -227,7 +227,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tcm": {"dtypes", "errors", "hardware", "overflow"},
     "tensors": {"arguments", "errors", "program"},
     "tiles": {"dtypes", "expr", "program", "tcm"},
-    "timing": {"costs", "expr", "machine", "program", "rolled", "steady"},
+    "timing": {"costs", "errors", "expr", "machine", "program", "rolled", "steady"},
     "trace": {"chrome", "errors", "exports", "output", "tracks"},
     "tracks": set(),
     "unrolled": {"expr", "fingerprint", "fold", "iterations", "program", "site"},

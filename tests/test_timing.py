@@ -98,3 +98,16 @@ def test_moved_bytes_of_a_view_without_a_tail() -> None:
     assert isinstance(load, LoadCmd)
     moved = costs.moved_bytes(load.view)
     assert moved.is_const and moved.const == load.view.nbytes == 64
+
+
+def test_a_kernel_that_takes_too_long_for_the_columns_is_refused() -> None:
+    """Each load fits into int64 picoseconds; a hundred do not."""
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        for _ in tl.range(100):
+            with tl.scratch_scope():
+                tl.store(o, tl.load(x))
+
+    slow = dataclasses.replace(ROUND, pe_dma=PeDma(latency_ns=2e15))
+    with pytest.raises(kb.ShapeError, match=r"too long to be timed.*2\*\*63 - 1 ps"):
+        log_of(kernel, tensor(4, 4), slow)
