@@ -13,10 +13,28 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.dtypes import DType
+from kbjax.hardware import Hardware
 from kbjax.site import Site, here
 
 Axes = int | None | Sequence[int | None]
 Shaped = tuple[tuple[int, ...], DType]
+
+
+def hardware_of(given: object) -> Hardware:
+    """The default hardware where None is given.
+
+    Raises:
+      KernelError: for what is no `Hardware`.
+    """
+    if given is None:
+        return Hardware()
+    if not isinstance(given, Hardware):
+        raise errors.KernelError(
+            "hardware is a kbjax.Hardware",
+            got=repr(given),
+            remedy="Make one with Hardware.from_toml or Hardware.from_profile",
+        )
+    return given
 
 
 def shaped(array: Any, number: int, what: str = "argument") -> Shaped:

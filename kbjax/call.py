@@ -383,7 +383,7 @@ def kernel_call(
         in_axes=in_axes,
         out_axes=out_axes,
         input_output_aliases=input_output_aliases or {},
-        hardware=hardware or Hardware(),
+        hardware=arguments.hardware_of(hardware),
         checks=checks,
         compute_dtype=compute_dtype,
     )

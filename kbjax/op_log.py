@@ -274,6 +274,7 @@ class OpLog:
                 first_row=row + each,
                 stop_row=row + (node.count - 1) * each,
                 iterations=inside.count * node.step,
+                repeats=inside.count,
                 loop=index.name,
                 file=sites[index].file,
                 line=sites[index].line,

@@ -26,12 +26,14 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Fold:
-    """Rows `first_row` to `stop_row` of a log: `iterations` steady ones of a loop."""
+    """Rows `first_row` to `stop_row` of a log: `iterations` steady ones of a loop,
+    which are `repeats` times the same rows, moved in time."""
 
     pe: int
     first_row: int
     stop_row: int
     iterations: int
+    repeats: int
     loop: str
     file: str
     line: int
@@ -236,14 +238,11 @@ class _Rows:
         return list(map(Op._make, zip(*cells, strict=True)))
 
     def _folded(self, fold: Fold) -> FoldedOps:
-        """A folded loop, from its first iteration and its last."""
-        count, times = _rows(fold), fold.iterations
+        """A folded loop, from the first of its repeats and the last."""
+        count, times = _rows(fold), fold.repeats
         rows = count // times
         first = _Part(self._log, fold.first_row, fold.first_row + rows)
         last = _Part(self._log, fold.stop_row - rows, fold.stop_row)
-        if rows * times != count or first.work() != last.work():
-            first = last = _Part(self._log, fold.first_row, fold.stop_row)
-            times = 1  # iterations differ, in turns: what they add up to is counted
         engines = []
         for engine, a in first.engines.items():
             end = last.engines[engine].end_ps
@@ -301,10 +300,6 @@ class _Part:
             start = min(start, int(starts.min())) if start >= 0 else int(starts.min())
             highest = max(highest, int(cursor.max()))
         self.peak = (start, highest)
-
-    def work(self) -> dict[str, tuple[int, int]]:
-        """How many ops each engine runs, and for how long."""
-        return {name: (one.ops, one.busy_ps) for name, one in self.engines.items()}
 
     def _add(self, name: str, starts: np.ndarray, ends: np.ndarray) -> None:
         start, end = int(starts.min()), int(ends.max())

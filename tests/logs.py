@@ -83,7 +83,9 @@ def of_rows(*rows: dict[str, Any], folds: Any = (), **more: Any) -> RowsLog:
     return RowsLog(arrays, tuple(folds), **more)
 
 
-def fold_of(log: RowsLog, first: int, stop: int, iterations: int) -> Fold:
+def fold_of(
+    log: RowsLog, first: int, stop: int, iterations: int, repeats: int = 1
+) -> Fold:
     """The fold of rows [first, stop) of `log`, by the loop of its first row."""
     part = log[first:stop].arrays
     return Fold(
@@ -91,6 +93,7 @@ def fold_of(log: RowsLog, first: int, stop: int, iterations: int) -> Fold:
         first_row=first,
         stop_row=stop,
         iterations=iterations,
+        repeats=repeats,
         loop=str(part["loop"][0]).partition("=")[0],
         file=str(part["file"][0]),
         line=int(part["line"][0]),
@@ -138,7 +141,7 @@ def long_log(num_pes: int, iterations: int, folded: bool) -> RowsLog:
         num_pes=num_pes,
     )
     folds = tuple(
-        fold_of(log, pe * each + 3, (pe + 1) * each - 3, iterations - 2)
+        fold_of(log, pe * each + 3, (pe + 1) * each - 3, *[iterations - 2] * 2)
         for pe in range(num_pes if folded else 0)
     )
     return RowsLog(log.arrays, folds, num_pes)

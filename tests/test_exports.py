@@ -86,12 +86,15 @@ def test_the_schema_page_is_that_of_the_log() -> None:
     page = (Path(__file__).parents[1] / "docs" / "op_log.md").read_text("utf-8")
     assert f"schema version {op_log.SCHEMA_VERSION}," in page
     types: dict[str, str] = {}
-    for line in page.partition("## Columns")[2].partition("## Files")[0].splitlines():
+    section = page.partition("## Columns")[2].partition("## The summary")[0]
+    for line in section.splitlines():
         if line.startswith("| `"):
             names, kinds, *_ = (cell.strip() for cell in line.strip("|").split("|"))
             found = [name.strip("` ") for name in names.split(",")]
             types |= dict(zip(found, kinds.split(", "), strict=True))
-    columns = real_log().columns()
+    log = real_log()
+    columns = log.columns([*op_log.COLUMNS, *op_log.MORE_COLUMNS])
+    assert list(log.columns()) == list(op_log.COLUMNS)
     assert list(types) == list(columns)
     for name, column in columns.items():
         kind = "text" if column.dtype == object else column.dtype.name
@@ -173,7 +176,15 @@ def test_decimals() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("log", logs())
+def each_sign() -> list[Any]:
+    """A log for each sign that may need quotes, with no other such sign in it."""
+    return [
+        pytest.param(of_rows({"file": f"a{sign}b.py"}, {}), id=repr(sign))
+        for sign in ",\"\r\n;\t '\0"
+    ]
+
+
+@pytest.mark.parametrize("log", [*logs(), *each_sign()])
 def test_csv_is_what_the_csv_module_writes(log: Any) -> None:
     want, got = io.StringIO(newline=""), io.StringIO(newline="")
     rows = cells(log)

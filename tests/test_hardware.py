@@ -12,6 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -464,3 +465,13 @@ def test_the_ops_with_cycles_are_those_of_the_op_table() -> None:
     assert PeMath(cycles=dict.fromkeys(MATH_OPS, 2)).compute_ps(1, "copy") == 18_000
     rates = dict.fromkeys(dtypes.TABLE, 2)
     assert PeGemm(rate=rates).compute_ps(1, 1, 1, "bool") == 32_500
+
+
+@pytest.mark.parametrize("given", ["hbm3_channel", {"pe_dma": {}}, kb.Hardware])
+def test_what_is_no_hardware_is_refused_by_the_call(given: Any) -> None:
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        tl.store(o, tl.load(x))
+
+    tile = jax.ShapeDtypeStruct((4, 4), "float32")
+    with pytest.raises(kb.KernelError, match=r"is a kbjax.Hardware.*from_profile"):
+        kb.kernel_call(kernel, tile, hardware=given)

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "hardware",
         "site",
     },
-    "arguments": {"dtypes", "errors", "site"},
+    "arguments": {"dtypes", "errors", "hardware", "site"},
     "blocks": {"allocator", "errors", "expr", "index", "recorder", "site"},
     "bytecode": set(),
     "call": {

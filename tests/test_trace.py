@@ -527,7 +527,7 @@ def double_buffered(iterations: int) -> RowsLog:
 @pytest.mark.parametrize(("first", "last"), [(1, 19), (2, 18), (0, 20), (3, 5)])
 def test_a_folded_slice_fits_between_its_neighbours(first: int, last: int) -> None:
     whole = double_buffered(20)
-    fold = fold_of(whole, 3 * first, 3 * last, last - first)
+    fold = fold_of(whole, 3 * first, 3 * last, last - first, last - first)
     found, report = drawn(RowsLog(whole.arrays, (fold,)))
     assert report.folded_ops == 3 * (last - first)
     names = track_names(found)
@@ -555,7 +555,7 @@ def test_a_fold_names_its_loop_and_count() -> None:
 
 
 def test_iterations_that_alternate_are_counted() -> None:
-    """Rows do not divide by iterations, or only on the whole."""
+    """Twice the same rows, which do not divide by iterations, or only on the whole."""
     for pattern in (["dma", "math", "dma"], ["dma", "math", "math", "gemm"],
                     ["dma", "dma", "math", "dma", "math", "math"]):  # fmt: skip
         rows = [
@@ -564,7 +564,7 @@ def test_iterations_that_alternate_are_counted() -> None:
             for n, engine in enumerate(pattern * 4)
         ]  # fmt: skip
         log = of_rows(*rows)
-        fold = fold_of(log, 0, len(rows), 8)
+        fold = fold_of(log, 0, len(rows), 8, 2)
         found, _ = drawn(RowsLog(log.arrays, (fold,)))
         names = track_names(found)
         ops = {
