@@ -14,8 +14,6 @@ from kbjax.expr import Expr, Var
 from kbjax.program import HbmRef, LoadCmd, Program, Ref, StoreCmd
 from kbjax.rolled import Node
 
-CAUSES = ("", "engine", "operand", "hazard")  # by their number in `rolled`
-
 
 class Run(NamedTuple):
     """Rows of one PE, whose numbers count from `first_op`."""
@@ -82,7 +80,7 @@ class Columns:
         return self._end_ps() / 1000
 
     def _waits_for(self) -> np.ndarray:
-        return np.array(CAUSES, object)[self._field("cause")]
+        return np.array(rolled.CAUSE_NAMES, object)[self._field("cause")]
 
     def _waited_ps(self) -> np.ndarray:
         return self._field("waited")

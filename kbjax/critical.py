@@ -11,11 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
+from kbjax.forms import Form
 from kbjax.rolled import Node, Repeat, Row
-from kbjax.scratch_times import Form
 
 
 class Step(NamedTuple):
@@ -39,36 +39,26 @@ class _Place(NamedTuple):
         return form[0] + sum(k * change for k, change in moves)
 
 
-@dataclass(frozen=True)
 class _Block:
     """Nodes, and how many rows are before each."""
 
-    nodes: Sequence[Node]
-
-    def __post_init__(self) -> None:
-        firsts, first = [], 0
-        for node in self.nodes:
-            firsts.append(first)
-            first += node.rows
-        object.__setattr__(self, "firsts", firsts)
-        object.__setattr__(
-            self,
-            "inner",
-            {
-                n: _Block(node.nodes)
-                for n, node in enumerate(self.nodes)
-                if isinstance(node, Repeat)
-            },
-        )
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._firsts = [0, *accumulate(node.rows for node in nodes)]
+        self._inner = {
+            place: _Block(node.nodes)
+            for place, node in enumerate(nodes)
+            if isinstance(node, Repeat)
+        }
 
     def find(self, number: int) -> _Place:
-        place = bisect_right(self.firsts, number) - 1  # type: ignore[attr-defined]
-        node = self.nodes[place]
+        place = bisect_right(self._firsts, number) - 1
+        node = self._nodes[place]
         if isinstance(node, Row):
             return _Place(node, (), ())
         each = node.rows // node.count
-        k, left = divmod(number - self.firsts[place], each)  # type: ignore[attr-defined]
-        found = self.inner[place].find(left)  # type: ignore[attr-defined]
+        k, left = divmod(number - self._firsts[place], each)
+        found = self._inner[place].find(left)
         return _Place(found.row, (node, *found.repeats), (k, *found.times))
 
 
@@ -80,7 +70,7 @@ def path(nodes: Sequence[Node], last: int) -> Counter[Step]:
       last: the command that ends last; -1 where there is none.
     """
     block, total = _Block(nodes), Counter[Step]()
-    walked: list[tuple[Step, int]] = []  # with its number
+    walked: list[tuple[Step, int]] = []  # with how often
     seen: dict[tuple[object, ...], tuple[int, int]] = {}
     number = last
     while number >= 0:
@@ -96,15 +86,14 @@ def path(nodes: Sequence[Node], last: int) -> Counter[Step]:
             if rounds:
                 # All of a round is in this repeat: numbers only fall.
                 each = repeat.rows // repeat.count
-                for step, _ in walked[at:]:
-                    total[step] += rounds
+                walked += [(step, rounds * times) for step, times in walked[at:]]
                 number -= rounds * (before - k) * each
                 place = block.find(number)
-                seen.clear()
                 break
         row = place.row
         step = Step(row.work, row.cause, row.cost)
-        walked.append((step, number))
-        total[step] += 1
+        walked.append((step, 1))
         number = place.at(row.after)
+    for step, times in walked:
+        total[step] += times
     return total

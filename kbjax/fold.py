@@ -10,6 +10,7 @@ loop's own; iterations that leave something behind stay as they are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -106,7 +107,7 @@ class Folder:
             if len(found) == len(items):
                 break
             items = found  # outer iterations that hold equal loops now are equal
-        same = len(items) == len(block) and all(map(_is, items, block))
+        same = len(items) == len(block) and all(map(operator.is_, items, block))
         return block if same else tuple(items)
 
     def _inside(self, item: Statement, loops: tuple[Var, ...]) -> Statement:
@@ -175,10 +176,6 @@ class Folder:
             shown=f"{index.name} over equal Python iterations",
             site=first[0].site,
         )
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _name(first: list[Statement], loops: tuple[Var, ...]) -> str:

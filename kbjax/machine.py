@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from kbjax import expr
 from kbjax.costs import ENGINES, Work
 from kbjax.expr import Expr, Var
+from kbjax.forms import Form, Moment, less, never, standing, without
 from kbjax.program import Block, Loop, Program, Scope, When, walk
 from kbjax.rolled import AT_ONCE, ENGINE, HAZARD, OPERAND, Node, Repeat, Row
-from kbjax.scratch_times import Form, Moment, Piece, ScratchTimes
+from kbjax.scratch_times import Piece, ScratchTimes
 from kbjax.steady import (
     LONGEST_PERIOD,
     WALKED,
@@ -38,27 +39,30 @@ from kbjax.steady import (
     has_moved,
     in_forms,
     landed,
-    less,
     periods,
     view,
-    without,
 )
-from kbjax.strides import stride
+from kbjax.strides import stride, together
 
 
 @dataclass
 class _Level:
-    """A loop whose next iterations are being run in forms.
+    """A loop whose next period is being run in forms.
 
     Attributes:
-      steps: how many times more the period is as it was; 0 once anything differs.
+      index: the loop's variable.
+      step: iterations a period.
+      steps: how many times more the period is as it was. 0 once anything differs: the
+        level has stopped, and its period is run for its own sake.
       growth: bytes that a period moves the allocations of the loop.
       floor: where these begin; below, bytes have fixed addresses.
       first: number of the loop's first command.
       rows: commands a period.
       margins: by how much each maximum leads over what it was taken from, where that
         may turn negative.
-      before: moments of bytes above `floor` that were there before the loop.
+      before: moments of bytes that the period has not reached, from before the loop.
+      buried: whether it has stopped, and its component been made 0 in all forms.
+      reason: why it has stopped.
     """
 
     index: Var
@@ -88,15 +92,19 @@ class Machine:
     pe: int
     rows: list[Node] = field(default_factory=list)
     walks: list[Walk] = field(default_factory=list)
+    _scratch: ScratchTimes = field(default_factory=ScratchTimes.fresh)
+    _free: dict[str, Moment] = field(
+        default_factory=lambda: {engine: never(1) for engine in ENGINES}
+    )
+    _env: dict[Var, int] = field(default_factory=dict)
+    _levels: list[_Level] = field(default_factory=list)
+    _number: int = 0
+    _scopes: int = 0  # around the command; outside any, the cursor only grows
 
     def run(self) -> None:
+        """Fill `rows` and `walks`."""
         self._position = {id(w.command): i for i, w in enumerate(self.works)}
-        self._scratch = ScratchTimes.fresh()
-        self._free: dict[str, Moment] = {e: Moment((0,), (-1,)) for e in ENGINES}
-        self._env: dict[Var, int] = {self.program.program_id: self.pe}
-        self._levels: list[_Level] = []
-        self._number = 0
-        self._scopes = 0  # around the command; outside any, the cursor only grows
+        self._env[self.program.program_id] = self.pe
         self._block(self.program.commands, ())
         del self._scratch  # only the rows outlive the run
 
@@ -108,7 +116,7 @@ class Machine:
         for item in block:
             if any(not (x.steps or x.buried) for x in self._levels):
                 self._bury()
-            if isinstance(item, When) and not self._fixed(item.condition, "its `when`"):
+            if isinstance(item, When) and not self._held(item.condition, "its `when`"):
                 continue
             if isinstance(item, Scope):
                 self._scopes += 1
@@ -119,16 +127,20 @@ class Machine:
             else:
                 self._command(self._position[id(item)], iteration)
 
-    def _fixed(self, value: Expr, what: str, is_address: bool = False) -> int:
-        """The value in this iteration, which levels are told to end before it changes,
-        but that an address moves with the allocations of the loop that made it."""
+    def _held(self, value: Expr, what: str, is_address: bool = False) -> int:
+        """The value in this iteration; levels are held back from iterations in which it
+        is another, but that an address moves with the allocations of its loop.
+
+        How far it stays is found loop by loop, which is right for all of them together
+        where no node of it has two of their variables.
+        """
         if value.is_const and not is_address:
             return value.const
         at = expr.evaluate(value, self._env)
         moving = [level for level in self._levels if level.steps]
-        together = _moved_together(value) if len(moving) > 1 else frozenset()
+        bound = together(value) if len(moving) > 1 else frozenset()
         for level in moving:
-            if level.index in together and level is not moving[-1]:
+            if level.index in bound and level is not moving[-1]:
                 level.stop(f"{what} depends on several loops at once")
                 continue
             _, change, steps = stride(value, self._env, level.index, level.step)
@@ -145,7 +157,7 @@ class Machine:
 
     def _command(self, position: int, iteration: tuple[int, ...]) -> None:
         work, scratch = self.works[position], self._scratch
-        nbytes = self._fixed(work.nbytes, "a transfer's size")
+        nbytes = self._held(work.nbytes, "a transfer's size")
         cost = work.cost_at(nbytes)
         reads = [self._place(*where) for where in work.reads_at]
         free = self._free[work.engine]
@@ -185,7 +197,7 @@ class Machine:
         """The bytes of the scratch, first and past the last."""
         if at.is_const and not any(level.growth for level in self._levels):
             return at.const, at.const + nbytes
-        first = self._fixed(at, "an address", is_address=True)
+        first = self._held(at, "an address", is_address=True)
         return first, first + nbytes
 
     def _latest(self, moments: Sequence[Moment]) -> Moment:
@@ -207,7 +219,10 @@ class Machine:
         if latest.time == start.time:
             latest = start
         for level in self._meeting(first, pieces):
-            if self._latest((latest, *level.before)).time != latest.time:
+            # Told when the level was made: they stand still in loops further in.
+            components = len(latest.time)
+            before = [standing(moment, components) for moment in level.before]
+            if self._latest((latest, *before)).time != latest.time:
                 level.stop("it writes bytes that are still in use from before it")
             if latest is not start and latest.number[0] < level.first:
                 level.stop("it waits for what used its bytes before it")
@@ -230,9 +245,9 @@ class Machine:
         self._free, self._scratch = dict(instant.free), instant.scratch
 
     def _loop(self, loop: Loop, iteration: tuple[int, ...]) -> None:
-        trip = self._fixed(loop.trip, "an inner loop's trip count")
-        growth = self.program.growth_bytes.get(loop.index, 0)
-        floor = self._floor(loop) if growth else None
+        trip = self._held(loop.trip, "an inner loop's trip count")
+        floor = self._floor(loop)
+        growth = 0 if floor is None else self.program.growth_bytes[loop.index]
         first, at, walked, reason = self._number, 0, 0, ""
         past: deque[Instant] = deque(maxlen=2 * LONGEST_PERIOD + 1)
         retry = [0] * (LONGEST_PERIOD + 1)
@@ -244,7 +259,9 @@ class Machine:
             past.append(self._now())
             ready = [at >= when for when in retry]
             period = next(periods(past, trip - at, ready), 0)
-            level = period and self._level(loop, past, frame, period, trip - at)
+            level = period and self._level(
+                loop, past, frame, period, growth * period, trip - at
+            )
             if not level:
                 if period:
                     retry[period] = at + max(period, at // 2)
@@ -266,16 +283,19 @@ class Machine:
         if walked >= WALKED and not self._levels:
             self.walks.append(Walk(loop.site, walked, reason or _why(loop)))
 
-    def _floor(self, loop: Loop) -> int:
-        """Where the loop's allocations begin in its iteration 0."""
+    def _floor(self, loop: Loop) -> int | None:
+        """Where the loop's allocations begin in its iteration 0; None where no command
+        uses bytes that move with it."""
         growth = self.program.growth_bytes
+        if not growth.get(loop.index, 0):
+            return None
         cursors = []
         for made in self.program.allocations.values():
             if loop.index in made.loops:
                 around = made.loops[: made.loops.index(loop.index)]
                 moved = sum(growth.get(one, 0) * self._env[one] for one in around)
                 cursors.append(made.cursor_bytes + moved)
-        return min(cursors)
+        return min(cursors, default=None)
 
     def _level(
         self,
@@ -283,10 +303,10 @@ class Machine:
         past: Sequence[Instant],
         frame: Frame,
         period: int,
+        growth: int,
         left: int,
     ) -> _Level | None:
         """Put the machine in forms, if it has moved as it did a period before."""
-        growth = period * self.program.growth_bytes.get(loop.index, 0)
         now, before = past[-1], past[-1 - period]
         seen = view(now, frame)
         seen_before = view(before, frame._replace(base=frame.base - growth))
@@ -341,7 +361,7 @@ class Machine:
                 left = (margin[0] + k * margin[-1], *margin[1:-1])
                 if min(left) < 0:
                     self._levels[-1].margins.add(left)
-        forget = not self._scopes
+        forget = not self._scopes and not self.program.needs_exact
         self._be(landed(self._now(), frame, level.steps, level.growth, forget))
         self._number += level.steps * level.rows
         repeat = Repeat(
@@ -372,13 +392,3 @@ def _why(loop: Loop) -> str:
         if isinstance(item, Loop) and loop.index in expr.variables(item.trip):
             return f"the trip count of the loop at {item.site} depends on it"
     return f"no period of up to {LONGEST_PERIOD} iterations"
-
-
-def _moved_together(value: Expr) -> frozenset[Var]:
-    """Variables that share a node: its value is not linear in them jointly."""
-    found: set[Var] = set()
-    for node in expr.nodes(value):
-        inside = expr.variables(*node.args)
-        if len(inside) > 1:
-            found |= inside
-    return frozenset(found)

@@ -164,7 +164,8 @@ class OpLog:
 
         Args:
           engine, op_name, pe, file, line: as in the columns.
-          loop: loop's name -> its iteration, or a range of them (step 1).
+          loop: loop's name -> its iteration, or a range of them (step 1); of nested
+            loops of one name, the outer one.
 
         Raises:
           KernelError: for a loop that the program does not have.

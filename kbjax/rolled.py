@@ -7,14 +7,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from kbjax.scratch_times import Form
+from kbjax.forms import Form
 
 # Why a row did not start before.
 AT_ONCE, ENGINE, OPERAND, HAZARD = range(4)
+CAUSE_NAMES = ("", "engine", "operand", "hazard")
 
 
 class Row(NamedTuple):
@@ -27,7 +29,7 @@ class Row(NamedTuple):
       cause: what it waited for last, one of the names above.
       after: the number of the command that ended when it started; -1 for none.
       waited: ps; by ENGINE from when its operands were ready (0 where it has none), by
-        OPERAND or HAZARD that its engine was idle.
+        OPERAND that its engine was idle, by HAZARD from when both were ready.
       cost: ps on its engine.
       nbytes: bytes moved or written.
       indices: the iteration of each loop around it, outermost first, at step 0 of the
@@ -77,12 +79,10 @@ class Repeat:
     position: int
     step: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_rows", sum(n.rows for n in self.nodes) * self.count)
-
-    @property
+    @cached_property
     def rows(self) -> int:
-        return self._rows  # type: ignore[attr-defined]
+        """How many rows it stands for."""
+        return sum(node.rows for node in self.nodes) * self.count
 
     def moved(self, change: Callable[[Form], Form], position: int, by: int) -> Repeat:
         nodes = tuple(n.moved(change, position, by) for n in self.nodes)

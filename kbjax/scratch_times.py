@@ -1,9 +1,4 @@
-"""When the bytes of the scratch were last written and read, by pieces.
-
-A `Form` is a time in picoseconds (or a command's number) as a linear form: its value
-now, then how much it moves a step of each loop that is being jumped over, outermost
-first. Forms compare as tuples, so that of two that are equal now the faster is larger.
-"""
+"""When the bytes of the scratch were last written and read, by pieces."""
 
 from __future__ import annotations
 
@@ -11,14 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-Form = tuple[int, ...]
-
-
-class Moment(NamedTuple):
-    """When a command ends, and its number; the number is -1 before all commands."""
-
-    time: Form
-    number: Form
+from kbjax.forms import Moment, never
 
 
 class Piece(NamedTuple):
@@ -38,12 +26,6 @@ class Piece(NamedTuple):
         return tuple(engine for engine, _ in self.readers)
 
 
-def never(components: int) -> Piece:
-    """Bytes that no command has used, with forms of so many components."""
-    still = (0,) * (components - 1)
-    return Piece(Moment((0, *still), (-1, *still)))
-
-
 class ScratchTimes:
     """Pieces that cover the scratch: piece i holds bytes ``starts[i]`` to
     ``starts[i + 1]``, the last one all above."""
@@ -53,7 +35,7 @@ class ScratchTimes:
 
     @classmethod
     def fresh(cls) -> ScratchTimes:
-        return cls([0], [never(1)])
+        return cls([0], [Piece(never(1))])
 
     def copy(self) -> ScratchTimes:
         return ScratchTimes(self.starts.copy(), self.pieces.copy())

@@ -10,12 +10,13 @@ what came before it.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kbjax.scratch_times import Form, Moment, Piece, ScratchTimes, never
+from kbjax import forms
+from kbjax.forms import Moment, less, stepped
+from kbjax.scratch_times import Piece, ScratchTimes
 from kbjax.site import Site
 
 Change = Callable[[Moment], Moment]
@@ -55,9 +56,9 @@ class Instant(NamedTuple):
 class Frame(NamedTuple):
     """Where a loop's allocations lie at the begin of an iteration.
 
-    `floor` is where they begin in iteration 0, `base` in this one; both None for a loop
-    that leaves the cursor as it was, whose addresses do not move. `first` is the number
-    of the loop's first command.
+    `floor` is where they begin in iteration 0, `base` in this one; None and 0 for a
+    loop that leaves the cursor as it was, whose addresses do not move. `first` is the
+    number of the loop's first command.
     """
 
     floor: int | None
@@ -144,14 +145,15 @@ def changes(now: View, before: View) -> list[tuple[int, int]] | None:
 def in_forms(instant: Instant, seen: View, moved: Sequence[tuple[int, int]]) -> Instant:
     """The instant with a component more in each form: by how much it moves a period."""
     moving = iter(moved)
+    components = len(seen.moments[0].time) + 1
 
     def form(moment: Moment) -> Moment:
-        time, number = next(moving)
-        return Moment((*moment.time, time), (*moment.number, number))
+        return forms.moving(moment, *next(moving))
 
     free = {engine: form(moment) for engine, moment in instant.free.items()}
     still = instant.scratch.pieces
-    pieces = [_each(piece, _standing) for piece in still]
+    still_too = functools.partial(forms.standing, components=components)
+    pieces = [_each(piece, still_too) for piece in still]
     for at in seen.places:
         pieces[at] = _each(still[at], form)
     return Instant(
@@ -164,7 +166,7 @@ def has_moved(before: View | None, after: View | None) -> bool:
     if before is None or after is None or before.shape != after.shape:
         return False
     return all(
-        _stepped(a.time) == b.time and _stepped(a.number) == b.number
+        stepped(a.time) == b.time and stepped(a.number) == b.number
         for a, b in zip(before.moments, after.moments, strict=True)
     )
 
@@ -179,11 +181,12 @@ def landed(
       frame: of that period's begin.
       steps: how many periods more.
       growth: by how many bytes a period moves the loop's allocations.
-      forget: whether nothing can ever use the bytes that the periods leave behind.
+      forget: whether nothing may use the bytes that the periods leave behind: no scope
+        gives them back, and the scope contract forbids to read them.
     """
 
     def ahead(moment: Moment) -> Moment:
-        return _at(moment, steps)
+        return forms.landed(moment, steps)
 
     free = {engine: ahead(moment) for engine, moment in instant.free.items()}
     starts, pieces = instant.scratch.starts, instant.scratch.pieces
@@ -202,10 +205,10 @@ def landed(
     reached, first = frame.base, 0
     if forget:
         there.starts.append(reached)
-        there.pieces.append(never(len(next(iter(free.values())).time)))
+        there.pieces.append(Piece(forms.never(len(free[next(iter(free))].time))))
         reached, first = reached + steps * growth, steps
     for k in range(first, steps + 1):
-        then = functools.partial(_at, steps=k)
+        then = functools.partial(forms.landed, steps=k)
         for start, stop, piece in own if k == steps else left_behind:
             start, stop = start + k * growth, stop + k * growth
             _take(there, old, reached, start)
@@ -226,15 +229,6 @@ def _take(to: ScratchTimes, old: ScratchTimes, first: int, stop: int) -> None:
         to.pieces += old.pieces[begin:end]
 
 
-def without(moment: Moment, component: int) -> Moment:
-    """The moment standing still in one component."""
-
-    def still(form: Form) -> Form:
-        return (*form[:component], 0, *form[component + 1 :])
-
-    return Moment(still(moment.time), still(moment.number))
-
-
 def each_moment(instant: Instant, change: Change) -> Instant:
     """The instant with every moment changed."""
     free = {engine: change(moment) for engine, moment in instant.free.items()}
@@ -247,23 +241,3 @@ def _each(piece: Piece, change: Change) -> Piece:
     """The piece with its moments changed, in the order in which it tells them."""
     writer = change(piece.writer)
     return Piece(writer, tuple((engine, change(one)) for engine, one in piece.readers))
-
-
-def _standing(moment: Moment) -> Moment:
-    return Moment((*moment.time, 0), (*moment.number, 0))
-
-
-def _at(moment: Moment, steps: int) -> Moment:
-    time, number = moment
-    return Moment(
-        (time[0] + steps * time[-1], *time[1:-1]),
-        (number[0] + steps * number[-1], *number[1:-1]),
-    )
-
-
-def _stepped(form: Form) -> Form:
-    return (form[0] + form[-1], *form[1:])
-
-
-def less(a: Form, b: Form) -> Form:
-    return tuple(map(operator.sub, a, b))

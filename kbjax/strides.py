@@ -42,6 +42,16 @@ def stride(value: Expr, env: Mapping[Var, int], index: Var, step: int) -> Stride
     return Stride(at, change, steps)
 
 
+def together(value: Expr) -> frozenset[Var]:
+    """Variables that share a node: its value is not linear in them jointly."""
+    found: set[Var] = set()
+    for node in expr.nodes(value):
+        inside = expr.variables(*node.args)
+        if len(inside) > 1:
+            found |= inside
+    return frozenset(found)
+
+
 def _node(node: Node, a: Stride, b: Stride) -> Stride:
     value = expr.PYTHON[node.op](a.value, b.value)
     if a.change == b.change == 0:

@@ -17,7 +17,6 @@ from kbjax.rolled import ENGINE, HAZARD, OPERAND, Node
 from kbjax.timing import Schedule
 
 SCHEMA_VERSION = 2
-CAUSES = {ENGINE: "engine", OPERAND: "operand", HAZARD: "hazard"}
 SATURATED = 0.9  # of the total: an engine this busy limits the program
 MOSTLY = 0.5  # of the critical path
 LINES = 8  # of the critical path, in the text
@@ -56,9 +55,10 @@ class Summary:
         rate or vectors at full width take: no order of the commands is faster.
       roofline_engine: the engine of that bound.
       critical_resource: the engine with the most busy time.
-      limited_by: dma, gemm, math or link, where that engine is busy for at least 90% of
-        the total on the PE that ends last; else latency, where fixed costs (DMA
-        latency, overheads) are at least half of the critical path; else dependency.
+      limited_by: latency, where fixed costs (DMA latency, overheads) are at least half
+        of the critical path; else dma, gemm, math or link, where that engine is busy
+        for at least 90% of the total on the PE that ends last; else dependency. Of no
+        commands: nothing.
       critical_path: its time by kernel line and op, largest first; it adds up to the
         total.
       critical_shares: of the critical path, by what the time goes into: dma, gemm,
@@ -281,8 +281,8 @@ def of(
         critical_shares=shares,
         critical_waits=waits,
         stalls_ns={
-            name: sum(one.stalls[cause] for one in each) / 1000
-            for cause, name in CAUSES.items()
+            rolled.CAUSE_NAMES[cause]: sum(one.stalls[cause] for one in each) / 1000
+            for cause in (ENGINE, OPERAND, HAZARD)
         },
         peak_scratch_bytes=program.peak_scratch,
         budget_bytes=program.hardware.pe_tcm.scratch_bytes,
@@ -293,10 +293,10 @@ def of(
 def _limit(busy: Counter[str], shares: dict[str, float], total_ps: int) -> str:
     if not total_ps:
         return "nothing"
+    if shares["latency"] >= MOSTLY:
+        return "latency"
     engine = max(busy, key=busy.__getitem__)
-    if busy[engine] >= SATURATED * total_ps:
-        return engine if shares["latency"] < MOSTLY else "latency"
-    return "latency" if shares["latency"] >= MOSTLY else "dependency"
+    return engine if busy[engine] >= SATURATED * total_ps else "dependency"
 
 
 def _critical(
@@ -312,7 +312,7 @@ def _critical(
         fixed = min(work.fixed_ps, step.cost) * times
         into["latency"] += fixed
         into[work.engine] += time - fixed
-        waits[CAUSES.get(step.cause, "start")] += time
+        waits[rolled.CAUSE_NAMES[step.cause] or "start"] += time
         site = work.command.site
         lines[site.file, site.line, work.op_name, work.engine] += time
     shown = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from kbjax.expr import Expr
 from kbjax.machine import Machine
 from kbjax.program import Loop, Program, When
 from kbjax.rolled import Node
+from kbjax.site import Site
 from kbjax.steady import Walk
 
 MOST_PS = 2**63 - 1  # times are int64 columns of the op_log
@@ -53,13 +55,16 @@ def schedule(program: Program) -> Schedule:
     for machine in machines:
         machine.run()
     copies = program.num_pes // pes  # PEs that run in the same time
-    walks = {walk.site: walk for machine in machines for walk in machine.walks}
+    walks = Counter[tuple[Site, str]]()
+    for machine in machines:
+        for walk in machine.walks:
+            walks[walk.site, walk.reason] += walk.iterations
     made = Schedule(
         works=works,
         runs=tuple(tuple(machine.rows) for machine in machines) * copies,
         ends_ps=tuple(machine.last.time[0] for machine in machines) * copies,
         last_ops=tuple(machine.last.number[0] for machine in machines) * copies,
-        walks=tuple(walks.values()),
+        walks=tuple(Walk(site, n, why) for (site, why), n in walks.items()),
     )
     if made.total_ps > MOST_PS:
         raise errors.ShapeError(
