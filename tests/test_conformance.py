@@ -36,6 +36,9 @@ from tests.conformance import (
 from tests.helpers import assert_same_bits
 from tests.reference import DTYPES, FLOAT8S, FLOATS, INTS, OPS, convert, meet
 
+# Kernels of many steps, each of its own op and dtype, are unrolled on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Python loop stay unrolled")
+
 Array = np.ndarray
 Step = Callable[..., Any]
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
