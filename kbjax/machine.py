@@ -251,6 +251,7 @@ class Machine:
         first, at, walked, reason = self._number, 0, 0, ""
         past: deque[Instant] = deque(maxlen=2 * LONGEST_PERIOD + 1)
         retry = [0] * (LONGEST_PERIOD + 1)
+        whole = False  # whether a short period has just misled: look for a longer one
         while at < trip:
             frame = Frame(floor, (floor or 0) + growth * at, first)
             if frame.floor is not None:
@@ -258,7 +259,9 @@ class Machine:
                 self._scratch.split(frame.base)
             past.append(self._now())
             ready = [at >= when for when in retry]
-            period = next(periods(past, trip - at, ready), 0)
+            period = next(periods(past, trip - at, ready, whole), 0)
+            if whole and len(past) == past.maxlen and not period:
+                whole = False
             level = period and self._level(
                 loop, past, frame, period, growth * period, trip - at
             )
@@ -272,6 +275,7 @@ class Machine:
             times = self._in_forms(loop, level, frame, at, iteration)
             at += times * period
             if times > 1:
+                whole = times * period <= 2 * LONGEST_PERIOD
                 past.clear()
                 retry = [0] * (LONGEST_PERIOD + 1)
                 continue

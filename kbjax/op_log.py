@@ -190,9 +190,14 @@ class OpLog:
         return OpLog(self._program, self._schedule, runs)
 
     def _iterations(self, run: Run, name: str, wanted: int | range) -> Run:
-        span = range(wanted, wanted + 1) if isinstance(wanted, int) else wanted
-        if span.step != 1:
-            raise errors.ShapeError("iterations are a range of step 1", got=span)
+        if isinstance(wanted, int | np.integer):
+            wanted = range(int(wanted), int(wanted) + 1)
+        if not isinstance(wanted, range) or wanted.step != 1:
+            raise errors.ShapeError(
+                f"iterations of loop {name!r} are a number, or a range of step 1",
+                got=repr(wanted),
+            )
+        span = wanted
         places = [
             next((n for n, one in enumerate(w.loops) if one.name == name), None)
             for w in self._schedule.works

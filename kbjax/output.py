@@ -94,11 +94,12 @@ def _takes_text(file: Any) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[IO[bytes]]:
-    path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:  # a device or pipe; a directory is refused
+        # A device or pipe, whose link may lead to no path; a directory is refused.
+        with open(path, "wb") as file:
             yield file
         return
+    path = os.path.realpath(path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
     if os.path.exists(path):

@@ -112,21 +112,33 @@ def foreign(instant: Instant, frame: Frame) -> tuple[Moment, ...]:
     return tuple({moment.time: moment for moment in found}.values())
 
 
-def periods(past: Sequence[Instant], left: int, ready: Sequence[bool]) -> Iterator[int]:
+def periods(
+    past: Sequence[Instant], left: int, ready: Sequence[bool], whole: bool
+) -> Iterator[int]:
     """How many iterations back the engines may have begun to repeat, shortest first.
 
     Args:
       past: the instants before the last iterations, and now.
       left: iterations to go.
       ready: whether a period of so many iterations may be tried.
+      whole: whether it must hold in all of a full past, not just twice.
     """
+    if whole and len(past) <= 2 * LONGEST_PERIOD:
+        return
     clocks: list[tuple[int, ...]] = []
     for period in range(1, min(LONGEST_PERIOD, (len(past) - 1) // 2, left // 2) + 1):
         while len(clocks) <= 2 * period:
             clocks.append(past[-1 - len(clocks)].clock)
         now, once, twice = clocks[0], clocks[period], clocks[2 * period]
-        if ready[period] and less(now, once) == less(once, twice):
-            yield period
+        moved = less(now, once)
+        if not ready[period] or moved != less(once, twice):
+            continue
+        if whole:
+            clocks += [one.clock for one in list(past)[::-1][len(clocks) :]]
+            pairs = zip(clocks, clocks[period:], strict=False)
+            if any(less(a, b) != moved for a, b in pairs):
+                continue
+        yield period
 
 
 def changes(now: View, before: View) -> list[tuple[int, int]] | None:

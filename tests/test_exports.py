@@ -495,3 +495,13 @@ def test_standard_output_of_text(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "stdout", out)
     exports.write_csv(real_log(), "-")
     assert out.getvalue().encode("utf-8") == want
+
+
+def test_a_pipe_by_its_name_is_written_to(tmp_path: Path) -> None:
+    """`-o >(gzip > t.gz)` names a pipe whose link leads to no path."""
+    read, write = os.pipe()
+    rows_of = of_rows({"op_name": "exp"})
+    exports.write_csv(rows_of, f"/dev/fd/{write}")
+    os.close(write)
+    with open(read, "rb") as file:
+        assert file.read().startswith(b"op,pe,engine")

@@ -91,6 +91,17 @@ def turns(tl: Any, x: Any, o: Any) -> None:
     tl.store(o, acc)
 
 
+def sevenths(tl: Any, x: Any, o: Any) -> None:
+    """A period of 7 that looks like one of 1 for six iterations each time."""
+    acc = tl.zeros((4, 4))
+    for i in tl.range(400):
+        with tl.scratch_scope():
+            t = tl.load(x[0])
+            with tl.when(i % 7 == 6):
+                tl.copy_to(acc, acc + t)
+    tl.store(o, acc)
+
+
 def deep(tl: Any, x: Any, o: Any) -> None:
     """Three loops, the middle one's trip count by the outer; a condition of both."""
     acc = tl.zeros((4, 4))
@@ -158,8 +169,8 @@ def empty_only(tl: Any, x: Any, o: Any) -> None:
 
 
 KERNELS: list[Callable[..., None]] = [
-    stale, recycled, unscoped_in_scoped, overtaken, turns, deep, deeper, left_behind,
-    read_then_written, empty_only,
+    stale, recycled, unscoped_in_scoped, overtaken, turns, sevenths, deep, deeper,
+    left_behind, read_then_written, empty_only,
 ]  # fmt: skip
 STALE = {stale, left_behind, read_then_written}  # which the hardware would run
 HARDWARE = {
@@ -196,7 +207,9 @@ def test_the_jump_stops_in_time(kernel: Callable[..., None], hardware: str) -> N
         assert found == wanted, (number, log[number])
 
 
-@pytest.mark.parametrize("kernel", [overtaken, turns, deep, unscoped_in_scoped])
+@pytest.mark.parametrize(
+    "kernel", [overtaken, turns, sevenths, deep, unscoped_in_scoped]
+)
 @pytest.mark.filterwarnings("ignore:.*never stores")
 def test_most_iterations_are_jumped(kernel: Callable[..., None]) -> None:
     """Else the comparison above would say nothing."""

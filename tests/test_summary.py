@@ -204,8 +204,10 @@ def test_refusals_of_the_log() -> None:
         log.columns(["star_ns"])
     with pytest.raises(kb.KernelError, match="no loop 'k'"):
         log.filter(loop={"k": 1})
-    with pytest.raises(kb.ShapeError, match="step 1"):
-        log.filter(loop={"i": range(0, 4, 2)})
+    for wrong in (range(0, 4, 2), [3, 5], 3.0):
+        with pytest.raises(kb.ShapeError, match=r"loop 'i' are .*step 1"):
+            log.filter(loop={"i": wrong})
+    assert list(log.filter(loop={"i": np.int64(3)})) == list(log.filter(loop={"i": 3}))
     with pytest.raises(kb.ShapeError, match="step 1"):
         log[::2]
     assert len(log[5:2]) == 0 and not len(log.filter(pe=1))
