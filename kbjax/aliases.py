@@ -11,7 +11,7 @@ from kbjax import errors, expr, signatures
 from kbjax.emitter import Emitter, as_tuple
 from kbjax.expr import Expr
 from kbjax.handle import Slice, TensorHandle
-from kbjax.program import Ref
+from kbjax.refs import Ref
 from kbjax.site import Site
 
 

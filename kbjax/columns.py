@@ -11,7 +11,8 @@ import numpy as np
 from kbjax import expr, rolled
 from kbjax.costs import Work
 from kbjax.expr import Expr, Var
-from kbjax.program import HbmRef, LoadCmd, Program, Ref, StoreCmd
+from kbjax.program import LoadCmd, Program, StoreCmd
+from kbjax.refs import HbmRef, Ref
 from kbjax.rolled import Node
 
 

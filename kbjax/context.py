@@ -16,7 +16,8 @@ from kbjax.blocks import RolledRange, ScopeGuard
 from kbjax.emitter import python_scalar, shown
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
-from kbjax.program import CopyCmd, LoadCmd, Scalar, StoreCmd
+from kbjax.program import CopyCmd, LoadCmd, StoreCmd
+from kbjax.refs import Scalar
 from kbjax.site import ScopeLine, Site
 
 

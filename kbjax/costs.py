@@ -19,7 +19,6 @@ from kbjax.program import (
     Block,
     Command,
     CopyCmd,
-    HbmRef,
     LoadCmd,
     Loop,
     OpCmd,
@@ -27,9 +26,11 @@ from kbjax.program import (
     Scope,
     StoreCmd,
 )
+from kbjax.refs import HbmRef
 
 Engine = Literal["dma", "gemm", "math"]
 ENGINES: tuple[Engine, ...] = ("dma", "gemm", "math")
+OP_NAMES = ("load", "store", "copy", *ops.TABLE)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from kbjax import expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation
-from kbjax.program import Loop, Ref, Scope, Statement, inside
+from kbjax.program import Loop, Scope, Statement, inside
+from kbjax.refs import Ref
 
 _MOST_BYTES = 1 << 22  # granules that all executions together touch
 _LAST = Expr(-1)  # pads the order of shallow commands

@@ -38,14 +38,13 @@ from kbjax.program import (
     Loop,
     OpCmd,
     Program,
-    Ref,
-    Scalar,
     Scope,
     Statement,
     StoreCmd,
     When,
     walk,
 )
+from kbjax.refs import Ref, Scalar
 from kbjax.rounding import Rounding
 from kbjax.sealing import always_true
 from kbjax.tcm import TcmState

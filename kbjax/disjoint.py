@@ -17,7 +17,8 @@ import numpy as np
 from kbjax import errors, expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
-from kbjax.program import HbmRef, LoadCmd, Program, StoreCmd, walk_in_domain
+from kbjax.program import LoadCmd, Program, StoreCmd, walk_in_domain
+from kbjax.refs import HbmRef
 
 _MOST_CELLS = 1 << 23  # of a grid
 _MOST_USES = 1 << 22  # ranges of elements, over all iterations and PEs

@@ -16,17 +16,9 @@ from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
-from kbjax.program import (
-    Command,
-    HbmRef,
-    OpCmd,
-    Operand,
-    Ref,
-    Scalar,
-    Span,
-    TensorSpec,
-)
+from kbjax.program import Command, OpCmd, TensorSpec
 from kbjax.recorder import Checks, Recorder
+from kbjax.refs import HbmRef, Operand, Ref, Scalar, Span
 from kbjax.site import Site, here
 
 _NAN = float("nan")

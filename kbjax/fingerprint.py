@@ -15,18 +15,16 @@ from kbjax.expr import Expr, Var
 from kbjax.program import (
     Command,
     CopyCmd,
-    HbmRef,
     LoadCmd,
     Loop,
     OpCmd,
-    Operand,
     Program,
-    Ref,
     Scope,
     Statement,
     StoreCmd,
     When,
 )
+from kbjax.refs import HbmRef, Operand, Ref
 
 # cursor: `cursor_bytes` of a command, `mark_bytes` of a scope; root: the cursor of the
 # allocation that a reference names; index: the constant of a symbolic integer; scalar:

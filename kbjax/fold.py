@@ -26,20 +26,17 @@ from kbjax.iterations import Iterations, Run, lines_repeat
 from kbjax.program import (
     Block,
     CopyCmd,
-    HbmRef,
     LoadCmd,
     Loop,
     OpCmd,
-    Operand,
     Program,
-    Ref,
     Scope,
-    Span,
     Statement,
     StoreCmd,
     When,
     walk,
 )
+from kbjax.refs import HbmRef, Operand, Ref, Span
 from kbjax.site import Site
 
 # Fewer iterations stay unrolled: they compile soon, and XLA can overlap them.

@@ -15,7 +15,8 @@ from kbjax.dtypes import Shape, type_text
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation
 from kbjax.index import Index
-from kbjax.program import HbmRef, Ref, Span, TensorSpec
+from kbjax.program import TensorSpec
+from kbjax.refs import HbmRef, Ref, Span
 from kbjax.site import Site, here
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kbjax.program import HbmRef
+from kbjax.refs import HbmRef
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kbjax import ops
-from kbjax.program import Command, CopyCmd, LoadCmd, Loop, OpCmd, Program, Ref, Scope
+from kbjax.program import Command, CopyCmd, LoadCmd, Loop, OpCmd, Program, Scope
+from kbjax.refs import Ref
 
 Layout = Literal["plain", "untransposed", "physical"]
 

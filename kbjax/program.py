@@ -1,13 +1,11 @@
 """The commands of a recorded kernel, and `Program`, which prints readably.
 
-A command reads and writes references: bytes of an allocation (`Ref`) or of an HBM
-tensor (`HbmRef`), affine in the indices of the loops around it. `Loop` and `Scope`
-hold commands. Everything is frozen; both phases read the same program.
+A command reads and writes references (`kbjax.refs`). `Loop` and `Scope` hold commands.
+Everything is frozen; both phases read the same program.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,83 +16,8 @@ from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation, Event
 from kbjax.hardware import Hardware
+from kbjax.refs import HbmRef, Operand, Ref, Scalar
 from kbjax.site import Site
-
-# --- references ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ref:
-    """Contiguous bytes of allocation `root`, starting `offset` bytes into it."""
-
-    root: int
-    offset: Expr
-    shape: Shape
-    dtype: DType
-
-    @cached_property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @cached_property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.nbytes
-
-    def __str__(self) -> str:
-        at = "" if self.offset == expr.ZERO else f"+{self.offset}"
-        return f"%{self.root}{at}"
-
-
-@dataclass(frozen=True)
-class Span:
-    """One axis of an HBM view: `size` elements from `start`.
-
-    `valid` is None where the span is proven to lie inside the tensor; else the range
-    [low, high) of elements that exist.
-    """
-
-    start: Expr
-    size: int
-    valid: tuple[Expr, Expr] | None = None
-
-    def __str__(self) -> str:
-        if self.start.is_const:
-            return f"{self.start.const}:{self.start.const + self.size}"
-        return f"{self.start}:+{self.size}"
-
-
-@dataclass(frozen=True)
-class HbmRef:
-    """A view of HBM tensor `slot`: a span an axis of the tensor, and `axes`, which
-    tensor axes the view shows, in its order (the others have size 1)."""
-
-    slot: int
-    name: str
-    spans: tuple[Span, ...]
-    axes: tuple[int, ...]
-    dtype: DType
-
-    @property
-    def shape(self) -> Shape:
-        return tuple(self.spans[axis].size for axis in self.axes)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.nbytes
-
-    @property
-    def has_tail(self) -> bool:
-        return any(span.valid is not None for span in self.spans)
-
-    def __str__(self) -> str:
-        shown = f"{self.name}[{', '.join(map(str, self.spans))}]"
-        order = [axis for axis in range(len(self.spans)) if axis in self.axes]
-        return shown if order == list(self.axes) else f"{shown}.T"
-
-
-Scalar = bool | int | float
-Operand = Ref | Expr | Scalar
-
 
 # --- commands ------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from kbjax.bytecode import in_for_statement
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
 from kbjax.index import Index
-from kbjax.program import Block, Loop, Ref, Scope, Statement, When
+from kbjax.program import Block, Loop, Scope, Statement, When
+from kbjax.refs import Ref
 from kbjax.site import ScopeLine, Site, here, kernel_frame
 from kbjax.written import Written
 

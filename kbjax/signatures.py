@@ -16,7 +16,7 @@ from kbjax import dtypes, errors, expr
 from kbjax.domain import Domain, Violation
 from kbjax.dtypes import BOOL, FLOAT32, INT32, DType, Shape, type_text
 from kbjax.expr import Expr
-from kbjax.program import Scalar
+from kbjax.refs import Scalar
 from kbjax.site import here
 
 

@@ -15,7 +15,8 @@ from jax import lax
 from kbjax import expr, tcm
 from kbjax.dtypes import DType
 from kbjax.expr import Expr, Var
-from kbjax.program import CopyCmd, Loop, Program, Ref, Scope, When
+from kbjax.program import CopyCmd, Loop, Program, Scope, When
+from kbjax.refs import Ref
 from kbjax.tcm import TcmState
 
 Env = Mapping[Var, Any]

@@ -12,7 +12,7 @@ from kbjax.allocator import Arena
 from kbjax.domain import Domain, checked, nonzero
 from kbjax.expr import Expr, Var
 from kbjax.handle import TensorHandle
-from kbjax.program import Ref
+from kbjax.refs import Ref
 from kbjax.site import Site, kernel_frame
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kbjax import expr
 from kbjax.domain import Domain
 from kbjax.expr import Expr
-from kbjax.program import Ref
+from kbjax.refs import Ref
 
 Ranges = tuple[tuple[int, int], ...]
 

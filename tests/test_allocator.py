@@ -15,7 +15,8 @@ import kbjax as kb
 from kbjax import dtypes, expr
 from kbjax.allocator import Arena
 from kbjax.hardware import PeTcm
-from kbjax.program import Loop, OpCmd, Program, Ref, Scope
+from kbjax.program import Loop, OpCmd, Program, Scope
+from kbjax.refs import Ref
 from kbjax.site import Site
 
 ROWS = jax.ShapeDtypeStruct((8, 4), "float32")  # 128 bytes
