@@ -131,6 +131,7 @@ class _Wire(_Unit):
 
     def transfer_ps(self, nbytes: int) -> int:
         """latency + bytes / bandwidth; 1 GB/s is one byte a nanosecond."""
+        _count(nbytes, "bytes")
         wire_ns = Fraction(nbytes) / _exact(self.bandwidth_gb_s)
         return self._ps(_exact(self.latency_ns) + wire_ns)
 
@@ -204,12 +205,24 @@ class PeMath(_Unit):
     )  # fmt: skip
 
     def compute_ps(self, n: int, op: str = "copy") -> int:
-        """overhead + ceil(n / lanes) x cycles of the op / clock, in picoseconds."""
+        """overhead + ceil(n / lanes) x cycles of the op / clock, in picoseconds.
+
+        Raises:
+          KernelError: for an op that the vector engine does not have.
+        """
+        _count(n, "elements")
+        if op not in MATH_OPS:
+            ranges.refuse_unknown(f"op {op!r} of pe_math", op, MATH_OPS)
         return _clocked(self, -(-n // self.lanes) * _exact(self.cycles.get(op, 1)))
 
     def compute_ns(self, n: int, op: str = "copy") -> float:
         """`compute_ps` in nanoseconds, as ADR-0063 states the cost of a copy."""
         return self.compute_ps(n, op) / 1000
+
+
+def _count(n: int, what: str) -> None:
+    if n < 0:
+        raise errors.ShapeError(f"a command has no {n} {what}", allowed=">= 0")
 
 
 def _clocked(unit: PeGemm | PeMath, clocks: Fraction) -> int:

@@ -211,7 +211,8 @@ def profile(name: str) -> Source:
         raise errors.KernelError(
             f"there is no hardware profile {ranges.shown(name)}",
             allowed=", ".join(names),
-            remedy=f"The nearest is {ranges.nearest(str(name), names)}",
+            remedy=f"The nearest is {ranges.nearest(str(name), names)}; a file "
+            "is given by its path, which ends in .toml or has a /",
         )
     file = resources.files("kbjax").joinpath("profiles", f"{name}.toml")
     return Source(f"profiles/{name}.toml", file.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import errors, exports, output, rolled, summary, timing, trace
+from kbjax import costs, errors, exports, output, rolled, summary, timing, trace
 from kbjax.columns import Columns, Run
 from kbjax.costs import Work
 from kbjax.program import Loop, Program
@@ -146,7 +146,15 @@ class OpLog:
         return OpLog(self._program, self._schedule, runs)
 
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[dict[str, np.ndarray]]:
-        """`columns` of `rows` rows at a time, in bounded memory."""
+        """`columns` of `rows` rows at a time, in bounded memory.
+
+        Raises:
+          ShapeError: for less than a row.
+        """
+        if rows < 1:
+            raise errors.ShapeError(
+                "chunks have rows", got=rows, allowed="1 row and more"
+            )
         for first in range(0, len(self), rows):
             yield self._between(first, min(first + rows, len(self))).columns()
 
@@ -168,9 +176,24 @@ class OpLog:
             loops of one name, the outer one.
 
         Raises:
-          KernelError: for a loop that the program does not have.
-          ShapeError: for a range with a step.
+          KernelError: for an engine or op that kbjax does not have, and a loop that
+            the program does not have.
+          ShapeError: for a PE that the program does not have, and a range with a step.
         """
+        for what, name, names in (
+            ("engine", engine, costs.ENGINES),
+            ("op", op_name, costs.OP_NAMES),
+        ):
+            if name is not None and name not in names:
+                raise errors.KernelError(
+                    f"there is no {what} {name!r}", allowed=", ".join(names)
+                )
+        if pe is not None and not 0 <= pe < self._program.num_pes:
+            raise errors.ShapeError(
+                "the op_log has no such PE",
+                got=pe,
+                allowed=f"0 to {self._program.num_pes - 1}",
+            )
 
         def keep(work: Work) -> bool:
             site = work.command.site
@@ -305,6 +328,11 @@ class OpLog:
         pes = [(run.pe, run.nodes) for run in self._runs]
         return summary.of(self._program, self._schedule, pes)
 
+    def __repr__(self) -> str:
+        rows, total_ns = len(self), self.total_ns
+        name = self._program.name
+        return f"<OpLog of {name}: {rows:,} rows, {total_ns:,.3f} ns in all>"
+
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
 
@@ -326,14 +354,14 @@ class OpLog:
         self,
         target: output.Target,
         max_events: int = 200_000,
-        pes: Sequence[int] | None = None,
+        pes: int | Iterable[int] | None = None,
     ) -> TraceReport:
         """Write a trace that ui.perfetto.dev opens; long loops are folded.
 
         Args:
           target: as of `to_csv`.
           max_events: the most events that the file may have; the tail in time is cut.
-          pes: which PEs to draw; all by default.
+          pes: a PE to draw, or several; all by default.
 
         Returns:
           What is drawn, folded and left out.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
+import io
 import os
 import secrets
 import shutil
@@ -42,9 +44,15 @@ def binary(target: Target) -> Iterator[IO[bytes]]:
                 f"{name_of(target)} takes text, and this format is bytes",
                 remedy='Give a path, or a file opened with mode "wb"',
             )
+        elif isinstance(file, io.RawIOBase):  # whose `write` may write a part
+            whole = io.BufferedWriter(file)
+            try:
+                yield whole
+            finally:
+                whole.detach()  # after a flush; the file stays open
         else:
             yield file
-            file.flush()
+            _flush(file)
 
 
 @contextlib.contextmanager
@@ -57,7 +65,7 @@ def text(target: Target) -> Iterator[Callable[[str], Any]]:
         file = _file_object(target)
         if file is not None and _takes_text(file):
             yield file.write
-            file.flush()
+            _flush(file)
             return
     with binary(target) as file:
         yield codecs.getwriter("utf-8")(file, "backslashreplace").write
@@ -67,7 +75,7 @@ def name_of(target: Target) -> str:
     """What messages call it."""
     if hasattr(target, "write"):
         return str(getattr(target, "name", None) or f"a {type(target).__name__}")
-    return "standard output" if target == "-" else os.fspath(target)
+    return "standard output" if target == "-" else str(target)
 
 
 def _file_object(target: Target) -> Any:
@@ -76,10 +84,21 @@ def _file_object(target: Target) -> Any:
         sys.stdout.flush()
         return getattr(sys.stdout, "buffer", sys.stdout)
     if not hasattr(target, "write"):
+        path = os.fspath(target) if isinstance(target, str | os.PathLike) else None
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise errors.KbjaxError(
+                f"cannot write to {target!r}",
+                allowed='a path, "-" for standard output, or a file object',
+            )
         return None
     if getattr(target, "closed", False):
         raise errors.KbjaxError(
             f"{name_of(target)} is closed", remedy="Give a path, or an open file"
+        )
+    if not getattr(target, "writable", lambda: True)():
+        raise errors.KbjaxError(
+            f"{name_of(target)} is open for reading only",
+            remedy='Give a path, or a file opened with mode "w" or "wb"',
         )
     return target
 
@@ -92,6 +111,11 @@ def _takes_text(file: Any) -> bool:
     return True
 
 
+def _flush(file: Any) -> None:
+    """What a file object that has only `write` does not need."""
+    getattr(file, "flush", lambda: None)()
+
+
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[IO[bytes]]:
     if os.path.exists(path) and not os.path.isfile(path):
@@ -99,6 +123,8 @@ def _replacing(path: str) -> Iterator[IO[bytes]]:
         with open(path, "wb") as file:
             yield file
         return
+    if path.endswith(os.sep):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
@@ -136,4 +162,6 @@ def _remedy(error: OSError, name: str) -> str:
         return "Give the path of a file in it"
     if isinstance(error, BrokenPipeError):
         return "Keep the reader open until all is written"
+    if os.path.exists(name) and not os.path.isfile(name):  # a device or pipe
+        return "Give another path"
     return "Give another path; what was there before is unchanged"

@@ -11,7 +11,7 @@ Memory grows with `max_events`, not with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,8 @@ class TraceReport:
         return {"schema_version": SCHEMA_VERSION, **vars(self)}
 
     def __str__(self) -> str:
-        counts = f"{self.events:,} events, {self.nbytes:,} B"
+        events = "1 event" if self.events == 1 else f"{self.events:,} events"
+        counts = f"{events}, {self.nbytes:,} B"
         shown = f"{self.shown_ops:,} ops are drawn"
         folded = f"{self.folded_ops:,} are in folded loops"
         lines = [f"{self.path}: {counts}", f"{shown}, {folded}", *self.dropped()]
@@ -93,7 +94,7 @@ def write_trace(
     log: Log,
     target: output.Target,
     max_events: int = 200_000,
-    pes: Sequence[int] | None = None,
+    pes: int | Iterable[int] | None = None,
 ) -> TraceReport:
     """Write `log` as a trace.
 
@@ -102,7 +103,7 @@ def write_trace(
       target: a path, ``-``, or a file object.
       max_events: the most events that the file may have; what would be more is cut, the
         tail in time first.
-      pes: which PEs to draw; all by default.
+      pes: a PE to draw, or several; all by default.
 
     Raises:
       ShapeError: for a PE that the log does not have, or no room for any event.
@@ -157,17 +158,18 @@ def write_trace(
     return TraceReport(**{**vars(report), "nbytes": nbytes})
 
 
-def _chosen(pes: Sequence[int] | None, num_pes: int) -> set[int]:
+def _chosen(pes: int | Iterable[int] | None, num_pes: int) -> set[int]:
     if pes is None:
         return set(range(num_pes))
-    for pe in pes:
+    asked = [*pes] if isinstance(pes, Iterable) else [pes]
+    for pe in asked:
         if isinstance(pe, bool) or not isinstance(pe, int | np.integer):
             raise errors.ShapeError("a PE is a whole number", got=repr(pe))
         if not 0 <= pe < num_pes:
             raise errors.ShapeError(
                 "the op_log has no such PE", got=pe, allowed=f"0 to {num_pes - 1}"
             )
-    return {int(pe) for pe in pes}
+    return {int(pe) for pe in asked}
 
 
 # --- which rows ----------------------------------------------------------------------

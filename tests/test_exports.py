@@ -478,6 +478,62 @@ def test_a_closed_or_read_only_file_object(writer: Writer, tmp_path: Path) -> No
     assert path.read_text() == "kept"
 
 
+@pytest.mark.parametrize("target", [None, "", "a\0b", b"log.csv", 7])
+def test_what_is_no_target(writer: Writer, target: Any) -> None:
+    with pytest.raises(errors.KbjaxError, match="cannot write to") as raised:
+        writer(real_log(), target)
+    assert "a path" in str(raised.value)
+
+
+def test_a_path_of_a_folder_that_is_not_there(writer: Writer, tmp_path: Path) -> None:
+    with pytest.raises(errors.KbjaxError, match="Is a directory"):
+        writer(real_log(), f"{tmp_path}/log/")
+    assert not list(tmp_path.iterdir())
+
+
+class _Slow(io.RawIOBase):
+    """Takes at most 7 bytes a write, as a raw file may."""
+
+    def __init__(self) -> None:
+        self.found = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.found += bytes(data[:7])
+        return min(len(data), 7)
+
+
+def test_a_raw_file_that_takes_a_part_gets_all(writer: Writer, tmp_path: Path) -> None:
+    slow, path = _Slow(), tmp_path / "log"
+    writer(real_log(), slow)
+    assert not slow.closed
+    writer(real_log(), path)
+    assert slow.found == path.read_bytes()
+
+
+class _OnlyWrite:
+    def __init__(self) -> None:
+        self.found = b""
+
+    def write(self, data: bytes) -> None:
+        self.found += data + b""  # text is a TypeError
+
+
+def test_an_object_that_only_writes(writer: Writer, tmp_path: Path) -> None:
+    file, path = _OnlyWrite(), tmp_path / "log"
+    writer(real_log(), file)
+    writer(real_log(), path)
+    assert file.found == path.read_bytes()
+
+
+def test_a_device_that_is_full(writer: Writer) -> None:
+    with pytest.raises(errors.KbjaxError, match="No space left") as raised:
+        writer(real_log(), "/dev/full")
+    assert "unchanged" not in str(raised.value)
+
+
 def test_standard_output(
     writer: Writer, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -475,3 +475,12 @@ def test_what_is_no_hardware_is_refused_by_the_call(given: Any) -> None:
     tile = jax.ShapeDtypeStruct((4, 4), "float32")
     with pytest.raises(kb.KernelError, match=r"is a kbjax.Hardware.*from_profile"):
         kb.kernel_call(kernel, tile, hardware=given)
+
+
+def test_a_cost_of_what_cannot_be() -> None:
+    with pytest.raises(kb.ShapeError, match="no -1 bytes"):
+        PeDma().transfer_ps(-1)
+    with pytest.raises(kb.ShapeError, match="no -5 elements"):
+        PeMath().compute_ns(-5)
+    with pytest.raises(kb.KernelError, match=r"no op 'sofmax'.*softmax"):
+        PeMath().compute_ns(5, "sofmax")

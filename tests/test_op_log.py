@@ -338,3 +338,32 @@ def test_the_hardware_of_the_call_is_that_of_the_log() -> None:
     assert slow.total_ns > 3e6
     assert slow.summary().critical_resource == "dma"
     assert slow.summary().limited_by == "latency"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"engine": "DMA"}, r"no engine 'DMA'.*dma, gemm, math"),
+        ({"op_name": "matmul"}, r"no op 'matmul'.*dot"),
+        ({"pe": 1}, r"no such PE.*got 1.*0 to 0"),
+    ],
+)
+def test_a_filter_of_what_cannot_be(wanted: Any, message: str) -> None:
+    with pytest.raises(kb.KbjaxError, match=message):
+        sweep().filter(**wanted)
+
+
+def test_an_op_that_the_kernel_does_not_use_has_no_rows() -> None:
+    assert len(sweep().filter(op_name="exp")) == 0
+
+
+def test_chunks_have_rows() -> None:
+    with pytest.raises(kb.ShapeError, match="chunks have rows"):
+        list(sweep().chunks(-1))
+
+
+def test_a_log_says_what_it_is() -> None:
+    log = sweep()
+    assert repr(log) == (
+        f"<OpLog of _sweep: {len(log)} rows, {log.total_ns:,.3f} ns in all>"
+    )

@@ -677,7 +677,7 @@ def test_the_tail_is_cut_in_time() -> None:
     assert before == len(log)
 
 
-@pytest.mark.parametrize("pes", [[1], [2, 0], (), [np.int64(2)], [0, 1, 2]])
+@pytest.mark.parametrize("pes", [[1], [2, 0], (), [np.int64(2)], [0, 1, 2], range(2)])
 def test_some_pes(pes: Any) -> None:
     log = sweep(40, num_pes=3)
     found, report = drawn(log, pes=pes)
@@ -686,6 +686,12 @@ def test_some_pes(pes: Any) -> None:
     left_out = len(log) // 3 * (3 - len(pes))
     assert report.unselected_ops == report.dropped_ops == left_out
     assert ("PEs that were not asked for" in str(report)) == (len(pes) < 3)
+
+
+def test_one_pe_and_a_generator_of_them() -> None:
+    log = sweep(40, num_pes=3)
+    assert drawn(log, pes=1)[0] == drawn(log, pes=[1])[0]
+    assert drawn(log, pes=(pe for pe in (2, 0)))[0] == drawn(log, pes=[0, 2])[0]
 
 
 def test_some_rows_of_a_log() -> None:
