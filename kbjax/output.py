@@ -44,15 +44,16 @@ def binary(target: Target) -> Iterator[IO[bytes]]:
                 f"{name_of(target)} takes text, and this format is bytes",
                 remedy='Give a path, or a file opened with mode "wb"',
             )
-        elif isinstance(file, io.RawIOBase):  # whose `write` may write a part
-            whole = io.BufferedWriter(file)
+        elif isinstance(file, io.BufferedIOBase):
+            yield file  # type: ignore[misc]
+            file.flush()
+        else:  # a raw file, whose `write` may write a part, or an object like a file
+            raw = file if isinstance(file, io.RawIOBase) else _Raw(file)
+            whole = io.BufferedWriter(raw)
             try:
                 yield whole
             finally:
                 whole.detach()  # after a flush; the file stays open
-        else:
-            yield file
-            _flush(file)
 
 
 @contextlib.contextmanager
@@ -109,6 +110,23 @@ def _takes_text(file: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+class _Raw(io.RawIOBase):
+    """An object that has only a `write` that takes all, as a file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        _flush(self._file)
 
 
 def _flush(file: Any) -> None:

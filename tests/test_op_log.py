@@ -345,7 +345,7 @@ def test_the_hardware_of_the_call_is_that_of_the_log() -> None:
     [
         ({"engine": "DMA"}, r"no engine 'DMA'.*dma, gemm, math"),
         ({"op_name": "matmul"}, r"no op 'matmul'.*dot"),
-        ({"pe": 1}, r"no such PE.*got 1.*0 to 0"),
+        ({"pe": 1}, r"no such PE.*Got 1.*0 to 0"),
     ],
 )
 def test_a_filter_of_what_cannot_be(wanted: Any, message: str) -> None:
