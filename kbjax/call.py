@@ -40,7 +40,7 @@ from kbjax.tcm import TcmState
 from kbjax.tensors import TensorArguments
 
 Key = tuple[tuple[tuple[int, ...], str], ...]
-TILE_OPTIONS = ("tile", "block")  # whose sizes a plan varies by itself
+TILE_OPTIONS = ("tile", "block", "buffers")  # whose sizes a plan varies by itself
 
 
 @dataclass(frozen=True)

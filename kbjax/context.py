@@ -10,18 +10,18 @@ import builtins
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kbjax import dtypes, errors, expr, handle, index, ops, signatures
-from kbjax.aliases import Aliases
+from kbjax import dtypes, errors, expr, handle, index, ops
 from kbjax.blocks import RolledRange, ScopeGuard
-from kbjax.emitter import python_scalar, shown
-from kbjax.handle import HbmView, TensorHandle
+from kbjax.emitter import shown
+from kbjax.handle import TensorHandle
 from kbjax.index import Index
-from kbjax.program import CopyCmd, LoadCmd, StoreCmd
+from kbjax.program import CopyCmd
 from kbjax.refs import Scalar
 from kbjax.site import ScopeLine, Site
+from kbjax.transfers import Transfers
 
 
-class TLContext(Aliases):
+class TLContext(Transfers):
     """The kernel's first argument. One method a Triton-like operation."""
 
     if TYPE_CHECKING:  # the methods made from the op table
@@ -29,82 +29,6 @@ class TLContext(Aliases):
         def __getattr__(self, name: str) -> Callable[..., TensorHandle]: ...
 
     # --- memory ----------------------------------------------------------------------
-
-    def load(self, view: HbmView, other: Scalar | None = None) -> TensorHandle:
-        """Bring an HBM view into a fresh tile.
-
-        Args:
-          view: a kernel argument or a slice of one.
-          other: fills elements outside the tensor; without it the view must be proven
-            to lie inside.
-
-        Raises:
-          MemorySpaceError: when `view` is already a tile.
-          OutOfBoundsError: when the view leaves its tensor in an iteration that runs.
-          ScratchOverflowError: when the tile does not fit.
-        """
-        site = self._recorder.enter_call()
-        self._require_hbm("load", view)
-        if other is not None:
-            other = python_scalar(other)
-            if other is None:
-                raise errors.DTypeError(
-                    "load takes a number as other", site=site, remedy="Pass other=0.0"
-                )
-            signatures.check_value("other of load", other, view.dtype)
-        ref = self._proven("load", view, "other=", fill=other is not None)
-        if 0 in ref.shape:
-            raise errors.ShapeError(
-                "load of an empty view: a tile has at least one element",
-                site=site,
-                got=f"{view}, shape {ref.shape}",
-                remedy="Skip the load where there is nothing to load",
-            )
-        out = self._allocate("load", ref.shape, ref.dtype, site)
-        filling = other if ref.has_tail else None
-        self._emit(LoadCmd(view=ref, out=out.ref, other=filling, **self._now(site)))
-        return out
-
-    def store(
-        self, view: HbmView, tile: TensorHandle, boundary_check: bool = False
-    ) -> None:
-        """Write a tile to an HBM view of the same shape and dtype.
-
-        Args:
-          view: an output, or an input that an output aliases, or a slice of one.
-          tile: what to write.
-          boundary_check: drop the elements that fall outside the tensor; without it
-            the view must be proven to lie inside.
-
-        Raises:
-          MemorySpaceError, ShapeError, DTypeError, OutOfBoundsError: at this line.
-          KernelError: for an input that no output aliases.
-        """
-        site = self._recorder.enter_call()
-        self._require_hbm("store", view)
-        if view.ref.slot not in self._writable:
-            raise errors.KernelError(
-                f"store to the input {view.spec.name}",
-                site=site,
-                remedy="Store to an output, or alias the input to one with "
-                "input_output_aliases",
-            )
-        src = self._read("store", tile, site)
-        if src.shape != view.shape:
-            raise errors.ShapeError(
-                "store needs a tile of the view's shape",
-                site=site,
-                got=f"tile {src.shape}, view {view.shape} of {view.spec.name}",
-                remedy="Slice the view with tl.ds, or reshape the tile",
-            )
-        if src.dtype != view.dtype:
-            raise errors.DTypeError(
-                f"store of {src.dtype} to the {view.dtype} tensor {view.spec.name}",
-                site=site,
-                remedy=f'Convert with tile.to("{view.dtype}")',
-            )
-        ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
-        self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
 
     def empty(self, shape: object, dtype: object = "float32") -> TensorHandle:
         """A tile of unwritten bytes; no command. Write it before it is read."""

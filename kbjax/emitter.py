@@ -14,9 +14,11 @@ from kbjax import dtypes, errors, expr, index, ops, signatures, usage
 from kbjax.domain import Violation
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr
+from kbjax.futures import LoadFuture
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.index import Index
 from kbjax.program import Command, OpCmd, TensorSpec
+from kbjax.queues import Slot
 from kbjax.recorder import Checks, Recorder
 from kbjax.refs import HbmRef, Operand, Ref, Scalar, Span
 from kbjax.site import Site, here
@@ -63,7 +65,9 @@ class Emitter:
                 got=", ".join([str(len(operands)), *unknown]),
                 allowed=f"{name}({', '.join(row.parameters)})",
             )
-        if not any(isinstance(x, TensorHandle | HbmView) for x in operands):
+        if not any(
+            isinstance(x, TensorHandle | HbmView | LoadFuture) for x in operands
+        ):
             raise errors.DTypeError(
                 f"{name} needs a tile among its operands",
                 site=site,
@@ -127,6 +131,8 @@ class Emitter:
                 if op == "copy_to"
                 else "tl.load it first",
             )
+        if isinstance(value, LoadFuture):
+            raise value.not_a_tile()
         if not isinstance(value, TensorHandle):
             array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
             kind = errors.MemorySpaceError if array else errors.DTypeError
@@ -150,7 +156,9 @@ class Emitter:
             value, recorder.arena, recorder.domain, recorder.before, site
         )
         if problem is None:
-            self._recorder.use_index(value.ref.offset, site)
+            recorder.use_index(value.ref.offset, site)
+            if isinstance(value.lease, Slot):
+                recorder.use_slot(value, value.lease, site)
             return value.ref
         self._complain(problem)
         return usage.last_bytes(
@@ -260,6 +268,9 @@ class Emitter:
         return TensorHandle(self, x.allocation, ref, made_by, x.lease, loops)
 
     def _emit(self, command: Command) -> None:
+        recorder = self._recorder
+        if recorder.runs:
+            recorder.flights.check(command, recorder.domain)
         if command.writes is not None:
             self._recorder.mark_written(command.writes)
         self._recorder.emit(command)  # type: ignore[arg-type]

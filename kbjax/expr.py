@@ -312,6 +312,22 @@ def is_nonnegative(value: Expr, conditions: Sequence[Expr] = ()) -> bool:
     return False
 
 
+def settled(value: Expr, conditions: Sequence[Expr]) -> Expr:
+    """The value where the conditions hold: a min or max of which they say which one it
+    is, is that one."""
+    found = const(value.const)
+    for atom, k in value.terms:
+        one = Expr(0, ((atom, 1),))
+        if isinstance(atom, Node) and atom.op in ("min", "max"):
+            a, b = atom.args
+            if is_nonnegative(sub(b, a), conditions):
+                one = a if atom.op == "min" else b
+            elif is_nonnegative(sub(a, b), conditions):
+                one = b if atom.op == "min" else a
+        found = add(found, scale(one, k))
+    return found
+
+
 def _facts(condition: Expr) -> Iterator[Expr]:
     """Expressions that are not negative where the condition is not 0."""
     if condition.const or len(condition.terms) != 1:

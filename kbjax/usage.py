@@ -172,3 +172,14 @@ def left_early(site: Site) -> errors.KernelError:
         remedy="Put what follows under a tl.when of the opposite condition, select "
         "values with tl.where, or catch errors inside the body",
     )
+
+
+def loop_left_early(site: Site) -> errors.KernelError:
+    """For the rolled loop at a `for` statement."""
+    return errors.KernelError(
+        "a tl.range body was left by break, return or an exception that is caught "
+        "outside it, and one loop body stands for all iterations",
+        site=site,
+        remedy="Use tl.where to select values, catch errors inside the body, or unroll "
+        "with tl.static_range",
+    )

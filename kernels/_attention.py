@@ -53,31 +53,91 @@ def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
     tl.copy_to(state.m, m_new)
 
 
+class Tiles:
+    """Tiles of keys and values, loaded where they are used."""
+
+    def __init__(self, tl: Any, k: Any, v: Any, tile: int) -> None:
+        """k, v: (S, D), in HBM; rows past the end are loaded as 0."""
+        self.tl, self.k, self.v, self.tile = tl, k, v, tile
+
+    def ahead(self, j: Any) -> None:
+        """Begin the loads that are due at tile j."""
+
+    def keys(self, j: Any) -> Any:
+        """(tile, D): keys j * tile and on."""
+        return self.tl.load(self._rows(self.k, j), other=0.0)
+
+    def values(self, j: Any) -> Any:
+        """(tile, D): their values."""
+        return self.tl.load(self._rows(self.v, j), other=0.0)
+
+    def _rows(self, array: Any, j: Any) -> Any:
+        return array[self.tl.ds(j * self.tile, self.tile), :]
+
+
+class Prefetched(Tiles):
+    """The same, loaded `depth - 1` tiles ahead into circular buffers of `depth` slots.
+    Tiles 0 to `count` - 1 are used, each once, in order."""
+
+    def __init__(
+        self, tl: Any, k: Any, v: Any, tile: int, depth: int, count: Any
+    ) -> None:
+        super().__init__(tl, k, v, tile)
+        self.depth, self.count = depth, count
+        self.buffers = [
+            (tl.circular_buffer(depth, (tile, x.shape[1]), x.dtype), x) for x in (k, v)
+        ]
+        for first in range(depth - 1):
+            self._push(first)
+
+    def ahead(self, j: Any) -> None:
+        self._push(j + self.depth - 1)
+
+    def keys(self, j: Any) -> Any:
+        return self.buffers[0][0].pop()
+
+    def values(self, j: Any) -> Any:
+        return self.buffers[1][0].pop()
+
+    def _push(self, j: Any) -> None:
+        with self.tl.when(j < self.count):
+            for buffer, x in self.buffers:
+                buffer.push(self._rows(x, j), other=0.0)
+
+
+def tiles(
+    tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any
+) -> Tiles | Prefetched:
+    """`count` tiles of k and v, (S, D) in HBM, with `buffers` slots for each."""
+    if buffers == 1:
+        return Tiles(tl, k, v, tile)
+    return Prefetched(tl, k, v, tile, buffers, count)
+
+
 def attend(
     tl: Any,
     state: Running,
     q: Any,
-    k: Any,
-    v: Any,
-    keys: Any,
+    tiles: Tiles,
+    j: Any,
     visible: Callable[[], Any] | None = None,
 ) -> None:
-    """Sweep one tile of keys in a scope of its own.
+    """Sweep tile j of the keys in a scope of its own.
 
     Args:
       tl: the context.
       state: of the queries; lives outside the scope.
       q: (rows, D), loaded.
-      k, v: (S, D), in HBM.
-      keys: which rows of them, a slice; rows past the end are loaded as 0.
+      tiles: of keys and values.
+      j: which one, an integer; may be symbolic.
       visible: makes a bool tile that broadcasts to (rows, tile); all where None.
     """
     with tl.scratch_scope("keys"):
-        kt = tl.load(k[keys, :], other=0.0)
-        s = tl.dot(q, tl.trans(kt)) * q.shape[1] ** -0.5
+        tiles.ahead(j)
+        s = tl.dot(q, tl.trans(tiles.keys(j))) * q.shape[1] ** -0.5
         if visible is not None:
             s = tl.where(visible(), s, NEGATIVE_INFINITY)
-        fold(tl, state, s, tl.load(v[keys, :], other=0.0))
+        fold(tl, state, s, tiles.values(j))
 
 
 def finish(tl: Any, state: Running) -> Any:

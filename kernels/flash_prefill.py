@@ -34,9 +34,11 @@ def flash_prefill(
     *,
     block: int = 128,
     tile: int = 128,
+    buffers: int = 1,
     causal: bool = True,
 ) -> None:
-    """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D)."""
+    """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D). Tiles of keys are loaded `buffers`
+    - 1 ahead."""
     (group, queries, dim), keys = q.shape, k.shape[0]
     before = keys - queries  # keys that every query sees but for its own
     column = tl.expand_dims(tl.arange(tile), 0)
@@ -54,16 +56,16 @@ def flash_prefill(
             with tl.scratch_scope("queries"):
                 qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
                 state = attention.start(tl, block, dim)
+                tiles = attention.tiles(tl, k, v, tile, buffers, some)
                 for j in tl.range(whole):
-                    attention.attend(tl, state, qh, k, v, tl.ds(j * tile, tile))
+                    attention.attend(tl, state, qh, tiles, j)
                 for j in tl.range(whole, some):
                     attention.attend(
                         tl,
                         state,
                         qh,
-                        k,
-                        v,
-                        tl.ds(j * tile, tile),
+                        tiles,
+                        j,
                         visible=lambda j=j, limit=limit: distance <= limit - j * tile,
                     )
                 tl.store(
@@ -89,6 +91,7 @@ def case(
     queries: int = 128,
     tile: int = 128,
     block: int = 128,
+    buffers: int = 1,
     dtype: str = "float32",
     num_pes: int = 1,
     causal: bool = True,
@@ -102,8 +105,8 @@ def case(
     """The last `queries` tokens of a context, one KV head a PE."""
     allowed = tolerance(dtype)
     positive(
-        context=context, queries=queries, tile=tile, block=block, num_pes=num_pes,
-        dim=dim,
+        context=context, queries=queries, tile=tile, block=block, buffers=buffers,
+        num_pes=num_pes, dim=dim,
     )  # fmt: skip
     if not isinstance(causal, bool):
         raise kb.DTypeError("causal is true or false", got=repr(causal))
@@ -112,7 +115,7 @@ def case(
         seed, num_pes, dtype, ((group, queries, dim), (context, dim), (context, dim))
     )
     call = kb.kernel_call(
-        partial(flash_prefill, block=block, tile=tile, causal=causal),
+        partial(flash_prefill, block=block, tile=tile, buffers=buffers, causal=causal),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),
         num_pes=num_pes,
         hardware=hardware,

@@ -21,16 +21,22 @@ from kbjax.cases import Case, Inputs, positive, tolerance
 from kbjax.kernels import _attention as attention
 
 
-def gqa_decode(tl: Any, q: Any, k: Any, v: Any, o: Any, *, tile: int = 128) -> None:
-    """q: (G, D), k and v: (S, D), o: (G, D)."""
+def gqa_decode(
+    tl: Any, q: Any, k: Any, v: Any, o: Any, *, tile: int = 128, buffers: int = 1
+) -> None:
+    """q: (G, D), k and v: (S, D), o: (G, D). Tiles of keys are loaded `buffers` - 1
+    ahead."""
     (group, dim), context = q.shape, k.shape[0]
     qh = tl.load(q)
     state = attention.start(tl, group, dim)
 
-    for j in tl.range(context // tile):
-        attention.attend(tl, state, qh, k, v, tl.ds(j * tile, tile))
-    if context % tile:  # the last tile is a smaller one
-        attention.attend(tl, state, qh, k, v, slice(context - context % tile, context))
+    count, rest = divmod(context, tile)
+    tiles = attention.tiles(tl, k, v, tile, buffers, count)
+    for j in tl.range(count):
+        attention.attend(tl, state, qh, tiles, j)
+    if rest:  # the last tile is a smaller one
+        last = slice(count * tile, context)
+        attention.attend(tl, state, qh, attention.Tiles(tl, k[last], v[last], rest), 0)
     tl.store(o, attention.finish(tl, state).to(o.dtype))
 
 
@@ -44,6 +50,7 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 def case(
     context: int = 131_072,
     tile: int = 128,
+    buffers: int = 1,
     dtype: str = "float32",
     num_pes: int = 8,
     query_heads: int = 64,
@@ -55,13 +62,13 @@ def case(
 ) -> Case:
     """Llama-70B's decode, one KV head a PE: the first `num_pes` of them."""
     allowed = tolerance(dtype)
-    positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
+    positive(context=context, tile=tile, buffers=buffers, num_pes=num_pes, dim=dim)
     group = attention.group_size(query_heads, kv_heads)
     inputs = Inputs(
         seed, num_pes, dtype, ((group, dim), (context, dim), (context, dim))
     )
     call = kb.kernel_call(
-        partial(gqa_decode, tile=tile),
+        partial(gqa_decode, tile=tile, buffers=buffers),
         jax.ShapeDtypeStruct((group, dim), dtype),
         num_pes=num_pes,
         hardware=hardware,

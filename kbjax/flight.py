@@ -1,0 +1,165 @@
+"""Transfers in flight while a kernel is recorded: who owns which bytes from the issue
+to the `wait`.
+
+A load or a receive owns its destination: no command may read or write it. A send owns
+its source: no command may write it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kbjax import errors, expr
+from kbjax.domain import Domain
+from kbjax.program import Command
+from kbjax.refs import Ref
+from kbjax.site import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """What was issued.
+
+    Attributes:
+      op: as the kernel has it: load_async, push, recv, send.
+      ref: the bytes that it owns.
+      site: the kernel line that issued it.
+      domain: the iterations that issue it.
+      body: the recording of the innermost loop body, in which it must be waited for.
+    """
+
+    op: str
+    ref: Ref
+    site: Site
+    domain: Domain
+    body: object
+
+    @property
+    def only_reads(self) -> bool:
+        return self.op == "send"
+
+
+@dataclass
+class Flights:
+    """The transfers in flight. Every change is logged, so that a block which may not
+    run can be taken back.
+
+    Attributes:
+      never_waited_for: by line; those of a body that is recorded twice, once.
+    """
+
+    never_waited_for: dict[Site, Transfer] = field(default_factory=dict)
+    _open: dict[Transfer, None] = field(default_factory=dict)
+    _log: list[tuple[Transfer, bool]] = field(default_factory=list)  # True: issued
+
+    def mark(self) -> int:
+        """What `rewind` and `rewind_waits` go back to."""
+        return len(self._log)
+
+    def issue(self, transfer: Transfer) -> None:
+        self._open[transfer] = None
+        self._log.append((transfer, True))
+
+    def land(self, transfer: Transfer) -> None:
+        """After its first `wait`."""
+        if transfer in self._open:
+            del self._open[transfer]
+            self._log.append((transfer, False))
+
+    def rewind(self, mark: int) -> None:
+        """As it was at the mark."""
+        while len(self._log) > mark:
+            transfer, issued = self._log.pop()
+            if issued:
+                self._open.pop(transfer, None)
+            else:
+                self._open[transfer] = None
+
+    def rewind_waits(self, mark: int) -> None:
+        """After a block that may not run: what was in flight at the mark still is."""
+        since = self._log[mark:]
+        own = {transfer for transfer, issued in since if issued}
+        for transfer, issued in since:
+            if not issued and transfer not in own:
+                self.issue(transfer)
+
+    def drop(self, lost: Callable[[Transfer], bool]) -> list[Transfer]:
+        """Take out those that are lost, and give them."""
+        found = [transfer for transfer in self._open if lost(transfer)]
+        for transfer in found:
+            self.land(transfer)
+        return found
+
+    def forget(self, transfers: Iterable[Transfer]) -> None:
+        """They will never be waited for. A send need not be."""
+        for transfer in transfers:
+            if not transfer.only_reads:
+                self.never_waited_for.setdefault(transfer.site, transfer)
+
+    def warn_of_never_waited_for(self) -> None:
+        """Each at its own line."""
+        for site, transfer in self.never_waited_for.items():
+            warnings.warn_explicit(
+                f"{site}: the {transfer.op} is never waited for. Call wait() on what "
+                "it gives before the tile is used, or leave it out",
+                UserWarning,
+                site.file,
+                site.line,
+            )
+
+    def check(self, command: Command, domain: Domain) -> None:
+        """Refuse a command that touches what a transfer owns.
+
+        Raises:
+          HazardError: naming both lines.
+        """
+        for transfer in self._open:
+            if command.writes is not None:
+                if _may_overlap(command.writes, transfer.ref, domain):
+                    raise _hazard(command, "writes", transfer)
+            if not transfer.only_reads:
+                for ref in command.reads:
+                    if _may_overlap(ref, transfer.ref, domain):
+                        raise _hazard(command, "reads", transfer)
+
+
+def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:
+    """False where it is proven that no iteration finds a byte in both."""
+    if a.root != b.root:
+        return False
+    apart = expr.sub(a.offset, b.offset)
+    low, high = expr.bounds(apart)
+    if low >= b.nbytes or high <= -a.nbytes:
+        return False
+    known = {v for v in expr.variables(apart) if not v.is_pe} <= set(domain.loops)
+    if apart.is_const or not known:
+        return True
+    meet = expr.predicate(
+        "and",
+        expr.predicate("lt", apart, expr.const(b.nbytes)),
+        expr.predicate("lt", expr.const(-a.nbytes), apart),
+    )
+    return domain.find(meet) != (True, None)
+
+
+def _hazard(command: Command, verb: str, transfer: Transfer) -> errors.HazardError:
+    busy = "reads" if transfer.only_reads else "writes"
+    return errors.HazardError(
+        f"{command.op} {verb} bytes that the {transfer.op} of {transfer.site} still "
+        f"{busy}: it is not certain to have been waited for",
+        site=command.site,
+        remedy=f"Call wait() on what the {transfer.op} gave before this line",
+    )
+
+
+def ended(transfer: Transfer, block: str, begun_at: Site) -> errors.HazardError:
+    """For a scope that ends while a transfer uses its bytes."""
+    return errors.HazardError(
+        f"the {block} of {begun_at} gives back bytes of the {transfer.op} of "
+        f"{transfer.site}, which has not been waited for",
+        site=transfer.site,
+        remedy=f"Call wait() in the {block}, or make the tile outside it and give it "
+        "as out=",
+    )

@@ -1,0 +1,87 @@
+"""What a kernel holds of a transfer that was issued: LoadFuture, SendFuture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kbjax import errors
+from kbjax.flight import Transfer
+from kbjax.handle import BINARY_OPERATORS, UNARY_OPERATORS, TensorHandle
+from kbjax.site import here
+
+
+class LoadFuture:
+    """A tile that a load or a receive is writing. `wait()` gives the tile."""
+
+    __slots__ = ("_context", "tile", "transfer")
+
+    def __init__(self, context: Any, tile: TensorHandle, transfer: Transfer) -> None:
+        self._context, self.tile, self.transfer = context, tile, transfer
+
+    def wait(self) -> TensorHandle:
+        """The tile, once its data is there; a second call gives the same tile.
+
+        Costs no time of its own: what reads the tile waits for the data.
+
+        Raises:
+          KernelError: in another iteration than the one that issued it.
+        """
+        self._context.wait_for(self.transfer)
+        return self.tile
+
+    def not_a_tile(self) -> errors.HazardError:
+        """For a use of the future where a tile belongs."""
+        transfer = self.transfer
+        return errors.HazardError(
+            f"the {transfer.op} of {transfer.site} is used before it is waited for",
+            site=here(),
+            got=f"its future, of {self.tile}",
+            remedy="Use the tile that its wait() gives",
+        )
+
+    def _refused(self, *_: object) -> Any:
+        raise self.not_a_tile()
+
+    __bool__ = __iter__ = __len__ = __float__ = __int__ = __index__ = _refused
+    __array__ = __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = _refused
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return f"the {self.transfer.op} of {self.transfer.site}"
+
+    __repr__ = __str__
+
+
+def _install_refusals() -> None:
+    """Every operator of a tile says that the future is none."""
+    for name in BINARY_OPERATORS:
+        setattr(LoadFuture, f"__{name}__", LoadFuture._refused)
+        if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
+            setattr(LoadFuture, f"__r{name}__", LoadFuture._refused)
+    for name in UNARY_OPERATORS:
+        setattr(LoadFuture, f"__{name}__", LoadFuture._refused)
+
+
+_install_refusals()
+
+
+class SendFuture:
+    """A message on its way. `wait()` gives its source back to the kernel."""
+
+    __slots__ = ("_context", "transfer")
+
+    def __init__(self, context: Any, transfer: Transfer) -> None:
+        self._context, self.transfer = context, transfer
+
+    def wait(self) -> None:
+        """The source may be written from here on; a second call does nothing.
+
+        Raises:
+          KernelError: in another iteration than the one that issued it.
+        """
+        self._context.wait_for(self.transfer)
+
+    def __str__(self) -> str:
+        return f"the send of {self.transfer.site}"
+
+    __repr__ = __str__

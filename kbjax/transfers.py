@@ -1,0 +1,290 @@
+"""The part of `tl` that moves bytes: load, store, load_async, circular_buffer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from kbjax import errors, expr, signatures
+from kbjax.aliases import Aliases
+from kbjax.buffers import CircularBuffer
+from kbjax.dtypes import DType, Shape
+from kbjax.emitter import python_scalar
+from kbjax.flight import Transfer
+from kbjax.futures import LoadFuture
+from kbjax.handle import HbmView, TensorHandle
+from kbjax.program import LoadCmd, StoreCmd
+from kbjax.queues import Count, Slot
+from kbjax.refs import HbmRef, Ref, Scalar
+from kbjax.site import Site
+
+
+class Transfers(Aliases):
+    """Between HBM and TCM."""
+
+    def load(self, view: HbmView, other: Scalar | None = None) -> TensorHandle:
+        """Bring an HBM view into a fresh tile: `load_async` and its `wait`.
+
+        Args:
+          view: a kernel argument or a slice of one.
+          other: fills elements outside the tensor; without it the view must be proven
+            to lie inside.
+
+        Raises:
+          MemorySpaceError: when `view` is already a tile.
+          OutOfBoundsError: when the view leaves its tensor in an iteration that runs.
+          ScratchOverflowError: when the tile does not fit.
+        """
+        site = self._recorder.enter_call()
+        source, filling = self._source("load", view, other, site)
+        out = self._allocate("load", source.shape, source.dtype, site)
+        self._emit_load(source, out.ref, filling, site)
+        return out
+
+    def load_async(
+        self,
+        view: HbmView,
+        out: TensorHandle | None = None,
+        other: Scalar | None = None,
+    ) -> LoadFuture:
+        """Begin to bring an HBM view into a tile; the DMA runs beside other engines.
+
+        Until the future's `wait()`, the load owns the tile's bytes: no command may read
+        or write them, and no scope give them back.
+
+        Args:
+          view, other: as of `load`.
+          out: the tile to write, of the view's shape and dtype; a fresh one where None.
+
+        Raises:
+          HazardError: where another transfer owns bytes of `out`.
+          MemorySpaceError, ShapeError, DTypeError, OutOfBoundsError,
+          ScratchOverflowError: as `load`, and where `out` does not match.
+        """
+        site = self._recorder.enter_call()
+        source, filling = self._source("load_async", view, other, site)
+        if out is None:
+            out = self._allocate("load", source.shape, source.dtype, site)
+            write = out.ref
+        else:
+            write = self._tile("load_async", out, site)
+            self._match("load_async", view, source.shape, source.dtype, write, site)
+        self._emit_load(source, write, filling, site)
+        return LoadFuture(self, out, self._issue("load_async", write, site))
+
+    def store(
+        self, view: HbmView, tile: TensorHandle, boundary_check: bool = False
+    ) -> None:
+        """Write a tile to an HBM view of the same shape and dtype.
+
+        Args:
+          view: an output, or an input that an output aliases, or a slice of one.
+          tile: what to write.
+          boundary_check: drop the elements that fall outside the tensor; without it
+            the view must be proven to lie inside.
+
+        Raises:
+          MemorySpaceError, ShapeError, DTypeError, OutOfBoundsError: at this line.
+          KernelError: for an input that no output aliases.
+        """
+        site = self._recorder.enter_call()
+        self._require_hbm("store", view)
+        if view.ref.slot not in self._writable:
+            raise errors.KernelError(
+                f"store to the input {view.spec.name}",
+                site=site,
+                remedy="Store to an output, or alias the input to one with "
+                "input_output_aliases",
+            )
+        src = self._read("store", tile, site)
+        if src.shape != view.shape:
+            raise errors.ShapeError(
+                "store needs a tile of the view's shape",
+                site=site,
+                got=f"tile {src.shape}, view {view.shape} of {view.spec.name}",
+                remedy="Slice the view with tl.ds, or reshape the tile",
+            )
+        if src.dtype != view.dtype:
+            raise errors.DTypeError(
+                f"store of {src.dtype} to the {view.dtype} tensor {view.spec.name}",
+                site=site,
+                remedy=f'Convert with tile.to("{view.dtype}")',
+            )
+        ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
+        self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
+
+    # --- circular buffers ------------------------------------------------------------
+
+    def circular_buffer(
+        self, depth: int, shape: object, dtype: object = "float32"
+    ) -> CircularBuffer:
+        """`depth` tiles that are loaded and used in turn, so that the next loads run
+        while a tile is used. Takes `depth` tiles of scratch here, one after the other.
+
+        Args:
+          depth: static, at least 1.
+          shape, dtype: of a tile.
+        """
+        site = self._recorder.enter_call()
+        slots = self._static(depth, "circular_buffer", site)
+        if slots < 1:
+            raise errors.ShapeError(
+                "a circular_buffer has at least one slot", site=site, got=slots,
+                allowed=">= 1",
+            )  # fmt: skip
+        kind = self._dtype(dtype, site)
+        whole = (slots, *self._shape(shape, site))
+        tile = self._allocate("circular_buffer", whole, kind, site)
+        recorder = self._recorder
+        recorder.counts = {**recorder.counts, tile.ref.root: Count()}
+        return CircularBuffer(self, tile)
+
+    def push(
+        self, buffer: CircularBuffer, view: HbmView, other: Scalar | None
+    ) -> LoadFuture:
+        """What `buffer.push(view, other)` calls."""
+        site = self._recorder.enter_call()
+        source, filling = self._source("push", view, other, site)
+        count = self._count_of(buffer, "push", site)
+        write = self._slot(buffer, count.pushed)
+        self._match("push", view, source.shape, source.dtype, write, site)
+        recorder = self._recorder
+        if recorder.runs and recorder.knows_the_iteration:
+            room = expr.const(buffer.depth - 1)
+            problem = recorder.domain.violation(count.held, room)
+            if problem is not None:
+                raise errors.HazardError(
+                    f"push into the circular_buffer of {buffer.site}, which is full"
+                    f"{problem}: its {buffer.depth} tiles have not been popped",
+                    site=site,
+                    got=f"{count.pushed} pushed before, {count.popped} popped",
+                    remedy="Pop a tile before, make the buffer deeper, or push under "
+                    "a tl.when",
+                )
+        self._emit_load(source, write, filling, site)
+        pushed = expr.add(count.pushed, expr.const(1))
+        self._set_count(buffer, replace(count, pushed=pushed))
+        tile = self._in_slot(buffer, write, count.pushed, site)
+        transfer = Transfer("push", write, site, recorder.domain, recorder.body)
+        return LoadFuture(self, tile, transfer)
+
+    def pop(self, buffer: CircularBuffer) -> TensorHandle:
+        """What `buffer.pop()` calls."""
+        site = self._recorder.enter_call()
+        count = self._count_of(buffer, "pop", site)
+        read = self._slot(buffer, count.popped)
+        recorder = self._recorder
+        if recorder.runs and recorder.knows_the_iteration:
+            problem = recorder.domain.violation(expr.const(1), count.held)
+            if problem is not None:
+                raise errors.HazardError(
+                    f"pop from the circular_buffer of {buffer.site}, which is empty"
+                    f"{problem}",
+                    site=site,
+                    got=f"{count.pushed} pushed, {count.popped} popped before",
+                    remedy="Push a tile for each pop, before it",
+                )
+        recorder.mark_written(read)  # by the push
+        popped = expr.add(count.popped, expr.const(1))
+        self._set_count(buffer, replace(count, popped=popped))
+        return self._in_slot(buffer, read, count.popped, site)
+
+    def _count_of(self, buffer: CircularBuffer, op: str, site: Site) -> Count:
+        if buffer.tile.ref.root not in self._recorder.counts:
+            self._tile(op, buffer.tile, site)  # raises, where its scope has ended
+            raise errors.KernelError(
+                f"{op} on the circular_buffer of {buffer.site} after the block that "
+                "made it",
+                site=site,
+                remedy="Make it outside the block",
+            )
+        self._tile(op, buffer.tile, site)
+        return self._recorder.counts[buffer.tile.ref.root]
+
+    def _set_count(self, buffer: CircularBuffer, count: Count) -> None:
+        recorder = self._recorder
+        recorder.counts = {**recorder.counts, buffer.tile.ref.root: count}
+
+    def _slot(self, buffer: CircularBuffer, number: expr.Expr) -> Ref:
+        """The bytes of the tile that push `number` fills."""
+        ref, shape = buffer.tile.ref, buffer.tile.shape[1:]
+        number = expr.settled(number, self._recorder.domain.conditions)
+        slot = expr.mod(number, expr.const(buffer.depth))
+        nbytes = math.prod(shape) * ref.dtype.nbytes
+        return replace(ref, offset=expr.scale(slot, nbytes), shape=shape)
+
+    def _in_slot(
+        self, buffer: CircularBuffer, ref: Ref, number: expr.Expr, site: Site
+    ) -> TensorHandle:
+        whole, loops = buffer.tile, self._recorder.domain.loops
+        lease = Slot(whole.lease, number, buffer.depth, site)
+        return TensorHandle(self, whole.allocation, ref, "pop", lease, loops)
+
+    # --- what they share -------------------------------------------------------------
+
+    def wait_for(self, transfer: Transfer) -> None:
+        """What `wait()` of a future calls."""
+        site = self._recorder.enter_call()
+        recorder = self._recorder
+        if not recorder.is_open(transfer.body):
+            raise errors.KernelError(
+                f"the {transfer.op} of {transfer.site} is waited for in another "
+                "iteration of its tl.range than the one that issued it, or after the "
+                "loop: Python carries its future there",
+                site=site,
+                remedy="Wait in the same iteration, or let tl.circular_buffer carry "
+                "tiles from one iteration to the next",
+            )
+        recorder.flights.land(transfer)
+
+    def _issue(self, op: str, ref: Ref, site: Site) -> Transfer:
+        recorder = self._recorder
+        transfer = Transfer(op, ref, site, recorder.domain, recorder.body)
+        recorder.flights.issue(transfer)
+        return transfer
+
+    def _source(
+        self, op: str, view: HbmView, other: Scalar | None, site: Site
+    ) -> tuple[HbmRef, Scalar | None]:
+        """What a load reads, and what it fills the tail with, if there may be one."""
+        self._require_hbm(op, view)
+        if other is not None:
+            other = python_scalar(other)
+            if other is None:
+                raise errors.DTypeError(
+                    f"{op} takes a number as other", site=site, remedy="Pass other=0.0"
+                )
+            signatures.check_value(f"other of {op}", other, view.dtype)
+        ref = self._proven(op, view, "other=", fill=other is not None)
+        if 0 in ref.shape:
+            raise errors.ShapeError(
+                f"{op} of an empty view: a tile has at least one element",
+                site=site,
+                got=f"{view}, shape {ref.shape}",
+                remedy=f"Skip the {op} where there is nothing to load",
+            )
+        return ref, other if ref.has_tail else None
+
+    def _match(
+        self, op: str, view: HbmView, shape: Shape, dtype: DType, out: Ref, site: Site
+    ) -> None:
+        """Refuse a destination of another type than the view."""
+        if out.shape != shape:
+            raise errors.ShapeError(
+                f"{op} needs a tile of the view's shape",
+                site=site,
+                got=f"tile {out.shape}, view {shape} of {view.spec.name}",
+                remedy="Slice the view with tl.ds, or make the tile in its shape",
+            )
+        if out.dtype != dtype:
+            raise errors.DTypeError(
+                f"{op} of the {dtype} tensor {view.spec.name} into a {out.dtype} tile",
+                site=site,
+                remedy=f"Make the tile in {dtype}, and convert it after the wait with "
+                f'.to("{out.dtype}")',
+            )
+
+    def _emit_load(
+        self, source: HbmRef, out: Ref, filling: Scalar | None, site: Site
+    ) -> None:
+        self._emit(LoadCmd(view=source, out=out, other=filling, **self._now(site)))
