@@ -227,7 +227,7 @@ def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
 
 
 def test_the_source_is_not_markup() -> None:
-    source = "kt = tl.load(k[keys, :], other=0.0)"
+    source = "return self.tl.load(self._rows(self.k, j), other=0.0)"
     assert source in invoke("plan", "gqa_decode", columns=200).stdout
 
 
