@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 import kbjax as kb
 from kbjax.hardware import PeTcm
 from kbjax.overflow import Overflow
+from kbjax.plan import Plan
 from kbjax.site import ScopeLine
 
 MIB = 1 << 20
@@ -261,3 +263,15 @@ def groups(o: Overflow) -> list[tuple[str, str, int, int, int, str]]:
 def steps(o: Overflow) -> list[tuple[int, int | None]]:
     """The loops, as (iteration, growth in bytes)."""
     return [(loop.iteration, loop.growth_bytes) for loop in o.loops]
+
+
+# --- the bytes of a replay -----------------------------------------------------------
+
+
+def assert_plan_is_of_the_bytes(plan: Plan, state: kb.TcmState) -> None:
+    """Exact replay ends its cursor at the persistent bytes; it writes the last byte of
+    the peak and none above (a float's highest byte is 0xFF in a NaN only)."""
+    assert set(np.ravel(state.cursor).tolist()) == {plan.persistent_bytes}
+    memory = np.asarray(state.memory).reshape(-1, state.memory.shape[-1])
+    written = np.flatnonzero((memory != 0xFF).any(axis=0))
+    assert written.max() == plan.peak_scratch_bytes - 1

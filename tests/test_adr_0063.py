@@ -96,8 +96,7 @@ def test_recycling_reuses_the_same_addresses() -> None:
 # --- 2. correctness ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "float32"), (5, "bfloat16")])
 def test_correctness(rows: int, dtype: str) -> None:
     """A flash sweep with scopes gives the bits that it gives without."""
     rng = np.random.default_rng(rows)
@@ -162,8 +161,7 @@ def running(tl: Any, x: Any, o: Any) -> None:
         tl.store(o, noise)
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("base", [0, 4096])
+@pytest.mark.parametrize(("fidelity", "base"), [("live", 0), ("exact", 4096)])
 def test_isolation(fidelity: Any, base: int) -> None:
     """The running state keeps its addresses and values after the scopes' ends."""
     x = np.random.default_rng(0).integers(-50, 50, (20, 8)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -28,6 +30,20 @@ def invoke(*arguments: str, columns: int = 80) -> Result:
     return CliRunner().invoke(cli.app, list(arguments), env=environment)
 
 
+@functools.cache  # a run compiles, and tests share it
+def ran(*options: str) -> tuple[Result, list[dict[str, Any]]]:
+    """`run` of a small gqa_decode, and what the call was asked for each time."""
+    asked: list[dict[str, Any]] = []
+    run = KernelCall.run
+
+    def watched(self: KernelCall, *arrays: Any, **options: Any) -> Any:
+        asked.append(options)
+        return run(self, *arrays, **options)
+
+    with mock.patch.object(KernelCall, "run", watched):
+        return invoke("run", "gqa_decode", *SMALL, *options), asked
+
+
 def words(text: str) -> str:
     """The text with its line breaks as spaces."""
     return " ".join(text.split())
@@ -45,7 +61,7 @@ def test_run_prints_the_summary_and_the_verdict() -> None:
 
 @pytest.mark.parametrize("fidelity", ["live", "exact"])
 def test_json_holds_the_same_figures(fidelity: str) -> None:
-    result = invoke("run", "gqa_decode", *SMALL, "--fidelity", fidelity, "--json")
+    result, _ = ran("--fidelity", fidelity, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["schema_version"] == cli.SCHEMA_VERSION
@@ -156,24 +172,16 @@ def test_names_from_users_are_not_markup(command: str) -> None:
 # --- what a run adds -----------------------------------------------------------------
 
 
-def test_run_with_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_poison() -> None:
     """It is exact, and gives the same numbers as an exact run without."""
-    asked: list[dict[str, Any]] = []
-    run = KernelCall.run
-
-    def watched(self: KernelCall, *arrays: Any, **options: Any) -> Any:
-        asked.append(options)
-        return run(self, *arrays, **options)
-
-    monkeypatch.setattr(KernelCall, "run", watched)
-    sizes = ["--context", "64", "--tile", "32", "--num-pes", "1", "--size", "dim=16"]
-    result = invoke("run", "gqa_decode", *sizes, "--poison", "--json")
-    assert result.exit_code == 0, result.output
-    poisoned = json.loads(result.stdout)
-    exact = json.loads(
-        invoke("run", "gqa_decode", *sizes, "--fidelity", "exact", "--json").stdout
-    )
-    assert [one["poison"] for one in asked] == [True, False]
+    reports, poisons = [], []
+    for options in (["--poison"], ["--fidelity", "exact"]):
+        result, asked = ran(*options, "--json")
+        assert result.exit_code == 0, result.output
+        reports.append(json.loads(result.stdout))
+        poisons += [one["poison"] for one in asked]
+    poisoned, exact = reports
+    assert poisons == [True, False]
     assert (poisoned["poison"], exact["poison"]) == (True, False)
     assert poisoned["fidelity"] == exact["fidelity"] == "exact"
     assert poisoned["error"] == exact["error"]
@@ -204,8 +212,9 @@ def given(sizes: dict[str, Any]) -> list[str]:
     return [part for n, v in sizes.items() for part in ("--size", f"{n}={v}")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("which", ["default", "small"])
+@pytest.mark.parametrize(
+    ("name", "which"), [*((name, "default") for name in NAMES), ("gqa_decode", "small")]
+)
 def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
     sizes = {} if which == "default" else cases.kernel_module(name).SMALL
     case = cases.make(name, **sizes)
@@ -282,6 +291,11 @@ def test_a_plan_that_is_refused(
     assert f"{error['class']}: {error['message']}" == result.stderr.strip()
 
 
+@functools.cache
+def planned(*arguments: str) -> str:
+    return invoke("plan", *arguments, "--json").stdout
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize(
     "arguments", [["gqa_decode"], ["flash_prefill"], OVERFLOWING], ids=lambda a: a[0]
@@ -289,7 +303,7 @@ def test_a_plan_that_is_refused(
 def test_no_width_loses_a_figure(arguments: list[str], columns: int) -> None:
     """What is cut in a narrow terminal is text, never a number of bytes."""
     result = invoke("plan", *arguments, columns=columns)
-    report = json.loads(invoke("plan", *arguments, "--json").stdout)
+    report = json.loads(planned(*arguments))
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= columns
     cells = {cell for line in lines for cell in line.split()}
@@ -348,12 +362,12 @@ def test_a_case_is_on_its_hardware(name: str, slow: str) -> None:
 
 
 def test_run_on_a_hardware(slow: str) -> None:
-    def report(*options: str) -> Any:
-        result = invoke("run", "gqa_decode", *SMALL, *options, "--json")
+    reports = []
+    for options in (["--fidelity", "live"], ["--hardware", slow]):
+        result, _ = ran(*options, "--json")
         assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
-
-    usual, on_slow = report(), report("--hardware", slow)
+        reports.append(json.loads(result.stdout))
+    usual, on_slow = reports
     want = hardware.Hardware.from_toml(slow)
     assert usual["hardware"] == {"name": "default", **hardware.Hardware().to_dict()}
     assert on_slow["hardware"] == {"name": slow, **want.to_dict()}

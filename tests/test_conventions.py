@@ -42,8 +42,8 @@ PATHS: dict[str, tuple[str, int, int, Any, bool]] = {
 }
 BOTH = ("rolled, jit", "unrolled, exact, PEs")
 # A compiled path costs a second: the types share the paths out, and so do the tests.
-SHARED = {"int32": BOTH, "float32": BOTH, "int16": BOTH[:1], "float16": BOTH[:1],
-          "int8": BOTH[1:], "bfloat16": BOTH[1:], "uint8": BOTH[:1]}  # fmt: skip
+SHARED = {"int32": BOTH, "int8": BOTH[1:], "uint8": BOTH[:1],
+          "float32": ("rolled, plain", BOTH[1]), "bfloat16": BOTH[:1]}  # fmt: skip
 
 
 def specs(arrays: Sequence[np.ndarray]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -173,7 +173,7 @@ def filled(values: Sequence[Any], dtype: np.dtype) -> np.ndarray:
     return wrapped([int(ends.get(v, v)) for v in values], dtype)
 
 
-@pytest.mark.parametrize("dtype", [I32, I16, I8, U8], ids=str)
+@pytest.mark.parametrize("dtype", [I32, I8, U8], ids=str)
 def test_integer_division_floors(dtype: np.dtype) -> None:
     """`//` and `%` of tiles and of scalars, 0 where the divisor is 0; the smallest
     integer by -1 wraps; (a // b) * b + a % b is a wherever b is not 0."""
@@ -204,8 +204,8 @@ def test_integer_division_floors(dtype: np.dtype) -> None:
 
 def test_floor_division_of_symbolic_integers() -> None:
     """One answer for a tile, a scalar, and the index of a rolled loop, of an unrolled
-    loop and the program id, in every signed integer type, on every PE."""
-    count, names = 7, ("int32", "int16", "int8")
+    loop and the program id, in int32 and a small type, on every PE."""
+    count, names = 7, ("int32", "int8")
     by = np.array([2, -2, 3, -1, 0])
 
     def packed(n: Any) -> Any:
@@ -230,8 +230,8 @@ def test_floor_division_of_symbolic_integers() -> None:
         return [floor, rest, floor, rest, *back, [code] * 5]
 
     def kernel(tl: Any, *refs: Any) -> None:
-        ins, outs = refs[:3], refs[3:]
-        for b_, name, rolled, mine in zip(ins, names, outs, outs[3:], strict=False):
+        ins, outs = refs[:2], refs[2:]
+        for b_, name, rolled, mine in zip(ins, names, outs, outs[2:], strict=False):
             b = tl.load(b_)
             for i in tl.range(count):
                 with tl.scratch_scope():
@@ -243,7 +243,7 @@ def test_floor_division_of_symbolic_integers() -> None:
         b = tl.load(ins[0])
         for i in tl.static_range(count):
             for n, tile in enumerate(forms(tl, i - 3, b, "int32")[:4]):
-                tl.store(outs[6][i, n], tile)
+                tl.store(outs[4][i, n], tile)
 
     wants = {
         name: np.array([plain(i - 3, name) for i in range(count)], name)
@@ -257,12 +257,12 @@ def test_floor_division_of_symbolic_integers() -> None:
     for at, name in enumerate(names):
         want = wants[name]
         assert_same_bits(outs[at], np.stack([want] * count), f"tl.range, {name}")
-        assert_same_bits(outs[3 + at], want[:, 4:], f"program_id, {name}")
+        assert_same_bits(outs[2 + at], want[:, 4:], f"program_id, {name}")
     want = wants["int32"][:, :4]
-    assert_same_bits(outs[6], np.stack([want] * count), "tl.static_range")
+    assert_same_bits(outs[4], np.stack([want] * count), "tl.static_range")
 
 
-@pytest.mark.parametrize("dtype", [I32, I16, I8, U8], ids=str)
+@pytest.mark.parametrize("dtype", [I32, I8, U8], ids=str)
 def test_integers_wrap(dtype: np.dtype) -> None:
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
@@ -529,7 +529,7 @@ def truncated(value: float, dtype: np.dtype) -> int:
     return min(max(math.trunc(value), low), high)
 
 
-@pytest.mark.parametrize("source", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("source", [F32, BF16], ids=str)
 def test_float_to_integer_truncates_and_saturates(source: np.dtype) -> None:
     targets = (I8, I16, U8, I32)
 
@@ -548,7 +548,7 @@ def test_float_to_integer_truncates_and_saturates(source: np.dtype) -> None:
         x = np.array(CAST).astype(F32).astype(source)
     assert oracle(x)[0][:4].tolist() == [1, -1, 127, -128]
     assert oracle(x)[0][4:10].tolist() == [127, -128, 127, 127, -128, 0]
-    check(body, oracle, x, paths=tuple(PATHS) if source == F32 else SHARED[str(source)])
+    check(body, oracle, x, paths=SHARED[str(source)])
 
 
 def test_float8_to_integer_and_integers_among_themselves() -> None:
@@ -600,7 +600,7 @@ def winner(values: np.ndarray, largest: bool) -> float:
     return (max(found) if largest else min(found)) + 0.0
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_nan_wins(dtype: np.dtype) -> None:
     """In maxima and minima of pairs, rows, columns and wholes, wherever it stands; the
     first NaN is argmax and argmin. Adding 0 makes the zeros one, for which of them
@@ -644,14 +644,13 @@ def test_nan_wins(dtype: np.dtype) -> None:
         return [*found, np.full(x.shape, NAN, dtype)]
 
     x = np.array(NAN_ROWS, F32).astype(dtype)
-    path = {F32: "rolled, jit", F16: "unrolled, exact, PEs", BF16: "rolled, plain"}
-    check(body, oracle, x, paths=[path[dtype]])
+    check(body, oracle, x, paths=BOTH[:1] if dtype == F32 else BOTH[1:])
 
 
 def test_which_zero_wins_is_one_answer() -> None:
     """The bits of maxima of zeros of both signs do not depend on the path."""
     zeros = np.array([[-0.0, 0.0], [0.0, -0.0], [-0.0, -0.0], [0.0, 0.0]])
-    dtypes = (F32, F16, BF16)
+    dtypes = (F32, BF16)
 
     def body(tl: Any, *tiles: Any) -> list[Any]:
         found: list[Any] = []

@@ -75,10 +75,8 @@ WINDOWS = draw_windows(0, 10)
     ("dtype", "symbolic", "fidelity"),
     [
         ("float32", False, "live"),
-        ("float32", True, "live"),
         ("float32", True, "exact"),
         ("bfloat16", True, "live"),
-        ("int32", True, "exact"),
         ("bool", True, "live"),
     ],
 )
@@ -86,7 +84,7 @@ def test_loads_of_random_windows(dtype: str, symbolic: bool, fidelity: Any) -> N
     """Static starts, and symbolic ones (of a loop that runs once)."""
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     x = numbers(5, 7).astype(kind) if dtype != "bool" else numbers(5, 7) % 3 == 0
-    other = {"int32": -9, "bool": True}.get(dtype, -2.5)
+    other = {"bool": True}.get(dtype, -2.5)
 
     def kernel(tl: Any, x: Any, *outs: Any) -> None:
         for out, (starts, sizes, flip) in zip(outs, WINDOWS, strict=True):
@@ -104,8 +102,7 @@ def test_loads_of_random_windows(dtype: str, symbolic: bool, fidelity: Any) -> N
         assert_same_bits(one, want, str(case))
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("symbolic", "fidelity"), [(False, "exact"), (True, "live")])
 def test_stores_of_random_windows(symbolic: bool, fidelity: Any) -> None:
     """What falls outside is dropped; elements around what was written stay NaN."""
     tiles = [numbers(*(sizes[::-1] if flip else sizes)) for _, sizes, flip in WINDOWS]
@@ -347,10 +344,11 @@ def test_starts_that_depend_on_the_pe(tail: bool, fidelity: Any) -> None:
     assert_same_bits(shared, 2 * x)
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize(
-    ("in_axis", "out_axis"), [(0, 2), (1, 0), (2, 1), (-1, -1), (0, -2)]
-)
+    ("in_axis", "out_axis", "fidelity"),
+    [(0, 2, "live"), (1, 0, "exact"), (2, 1, "live"), (-1, -1, "exact"),
+     (0, -2, "live")],
+)  # fmt: skip
 def test_pe_axes_are_those_of_vmap(in_axis: int, out_axis: int, fidelity: Any) -> None:
     x = numbers(3, 3, 3)
     y = numbers(4, 2, 3)

@@ -26,7 +26,7 @@ from tests import reference
 from tests.helpers import assert_same_bits
 from tests.memory_programs import Drawn, memory_kernel
 
-RECORDED, REFUSED, REPLAYED, CHUNK = 2000, 400, 150, 50
+RECORDED, REFUSED, REPLAYED, CHUNK = 600, 150, 60, 50
 SHORT = 32  # lines of those that also run
 # Unrolled and unscoped kernels keep every tile of every iteration.
 _TCM = dataclasses.replace(kb.Hardware().pe_tcm, kernel_scratch_mb=4)
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_kernel() -> None:
 
 def test_every_kind_of_mistake_is_drawn() -> None:
     for lines in (52, SHORT):
-        drawn = [memory_kernel(seed, True, lines).mistake for seed in range(200)]
+        drawn = [memory_kernel(seed, True, lines).mistake for seed in range(80)]
         assert {mistake.kind for mistake in drawn if mistake} == set(REFUSALS)
 
 
@@ -348,7 +348,7 @@ class Walk:
             pass
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TREES)
 def test_a_scope_gives_back_what_it_took_however_it_ends(tree: list[Any]) -> None:
     end: list[int] = []

@@ -25,7 +25,7 @@ from tests.memory_programs import Drawn, memory_kernel
 from tests.test_memory import SHORT, made, shown
 
 # XLA compiles each of them, so these are short and few.
-RUN, BROKEN, POISONED = range(25), range(15), range(8)
+RUN, BROKEN, POISONED = range(9), range(6), range(3)
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ def test_without_checks_the_bytes_are_the_hardwares(seed: int) -> None:
         places = record_warned(warned, drawn)
         assert set(places) == {(drawn.name, drawn.mistake.line)}
         assert warned.record(*drawn.arrays).commands == program.commands
-        if seed < 3:  # compiled once more
+        if seed == 0:  # compiled once more
             outputs = warned.run(*drawn.arrays).outputs
             assert_same_bits(outputs, got.outputs, "warn and off")
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", range(2))
 def test_what_warns_is_the_mistake_and_nothing_else(chunk: int) -> None:
     for seed in range(chunk * 25, chunk * 25 + 25):
         drawn = memory_kernel(seed, mistaken=True)
@@ -232,7 +232,7 @@ def test_poison_changes_no_output_of_a_kept_contract(seed: int) -> None:
         assert_same_memory(case.program, got.tcm.memory, expected.memory)
 
 
-@pytest.mark.parametrize("seed", BROKEN[:6])
+@pytest.mark.parametrize("seed", BROKEN[:3])
 def test_poison_of_a_broken_contract_is_as_numpy_has_it(seed: int) -> None:
     drawn = memory_kernel(seed, mistaken=True, lines=SHORT)
     with shown(drawn):

@@ -33,7 +33,7 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 SHAPES = [(7, 33), (1, 32), (32, 100), (100, 1)]
-MODES = ("call", "jit", "constants", "exact")
+MODES = ("jit", "call", "constants", "exact")
 # Every mode for float32; the 16-bit types, which share its code, take turns.
 MODES_OF = {
     "float32": (*MODES, "pes"),
@@ -61,22 +61,22 @@ class Case:
 
     Attributes:
       name: of the case, in messages.
-      exact: whether the mode `exact`, which compiles slowly, has it too.
+      always: whether every mode has it, not only the first.
     """
 
     name: str
     f: Callable[..., Any]
     operands: Arrays
     want: np.ndarray
-    exact: bool = True
+    always: bool = True
 
 
 def cases_of(
     name: str, f: Callable[..., Any], groups: Sequence[Arrays], wants: Arrays
 ) -> list[Case]:
-    """One case for each group of operands; the first two are for `exact` too."""
+    """One case for each group of operands; the first two are for every mode."""
     pairs = zip(groups, wants, strict=True)
-    return [Case(name, f, *pair, exact=n < 2) for n, pair in enumerate(pairs)]
+    return [Case(name, f, *pair, always=n < 2) for n, pair in enumerate(pairs)]
 
 
 def run(cases: Sequence[Case], mode: str) -> list[np.ndarray]:
@@ -115,9 +115,9 @@ def run(cases: Sequence[Case], mode: str) -> list[np.ndarray]:
 
 
 def check(cases: Sequence[Case], modes: Sequence[str] = MODES) -> None:
-    """The wanted bits in each mode."""
+    """The wanted bits: of all cases in the first mode, of some in the others."""
     for mode in modes:
-        here = [case for case in cases if case.exact or mode != "exact"]
+        here = [case for case in cases if case.always or mode == modes[0]]
         for case, got in zip(here, run(here, mode), strict=True):
             assert_same_bits(got, case.want, f"{case.name} {mode} {case.want.shape}")
 
@@ -234,7 +234,7 @@ def test_a_function_does_not_depend_on_its_surroundings() -> None:
         computed += cases_of(said, of_sum, groups, [x for (x,) in groups])
     alone = run(loads, "call")
     check(wanting(loads, alone), ("constants", "exact"))
-    check(wanting(computed, alone), ("jit",))
+    check([c for c in wanting(computed, alone) if c.always], ("jit",))
 
 
 def wanting(cases: Sequence[Case], wants: Arrays) -> list[Case]:
@@ -276,7 +276,7 @@ def test_a_function_of_constants() -> None:
     for name, dtype in (("exp", "float32"), ("log", "float32"), ("rsqrt", "float16")):
         rng = np.random.default_rng(7)
         f = getattr(kb.TLContext, name)
-        for number in rng.uniform(0.1, 5, 12).astype(DTYPES[dtype]):
+        for number in rng.uniform(0.1, 5, 6).astype(DTYPES[dtype]):
             tile = np.full((3, 8), number)
 
             def of_full(
@@ -368,7 +368,7 @@ def test_sums_of_bfloat16_and_of_small_counts() -> None:
 
         wants = [halving_sum(x, axis) for (x,) in groups]
         made = cases_of(f"bfloat16, axis {axis}", total, groups, wants)
-        cases += [replace(case, exact=False) for case in made]
+        cases += [replace(case, always=False) for case in made]
     check(cases, ("call", "exact"))
 
 
@@ -385,6 +385,7 @@ def test_the_trap_is_real_in_sums() -> None:
 
 # (M, K, N): M = 1, N = 1, odd sizes, 32 and 100 among them.
 PRODUCTS = [(1, 100, 33), (5, 33, 7), (32, 100, 32), (3, 100, 1), (1, 32, 100)]
+BOTH_SIZES = [(5, 7), (32, 32)]  # of a small and of a large result
 
 
 FORMS = [(form, "float32") for form in ("q k", "q k^T", "q^T k", "q^T k^T")]
@@ -426,7 +427,7 @@ def test_a_product_is_the_same_in_every_fidelity() -> None:
     for case, near, bound in zip(cases, products, bounds, strict=True):
         assert (np.abs(case.want - near) <= bound).all(), case.name
     check(cases, ("constants", "exact"))
-    wide = [case for case in cases if "float32" in case.name]
+    wide = [c for c in cases if "float32" in c.name and c.want.shape in BOTH_SIZES]
     for f, modes, wants in (
         (product_times, ("jit",), [c.want * np.float32(0.3) for c in wide]),
         (product_of_sums, ("call",), [c.want for c in wide]),
@@ -489,9 +490,9 @@ CONSUMERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(128, 128), (64, 64)])
-def test_exp_does_not_depend_on_its_consumer(shape: tuple[int, int]) -> None:
+def test_exp_does_not_depend_on_its_consumer() -> None:
     """exp runs apart from what uses it, so it is the same whatever that is."""
+    shape = (128, 128)
     x = (np.random.default_rng(3).standard_normal(shape) * 3).astype(np.float32)
 
     def kernel(tl: Any, *tensors: Any) -> None:
