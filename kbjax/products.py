@@ -1,7 +1,10 @@
 """Matrix products that add in an order which the program alone decides.
 
-Cure 4 of kbjax.rounding: XLA picks a product's kernel by the layout of its operands and
-by M = 1. Layouts follow from the program (kbjax.layouts), and one row is padded to two.
+Cure 4 of kbjax.rounding: XLA picks a product's kernel by the layout of its operands, by
+an outer axis of 1, whose matrix-vector kernel adds in an order that depends on what it
+is fused with, and by the size of the loop around it: one that touches less than 1 KiB
+becomes one function, with products of its own (jax 0.10.2, CPU). Layouts follow from
+the program (kbjax.layouts), and small products are padded.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from kbjax.layouts import Layout
 from kbjax.sealing import seal
 
 Array = jax.Array
+LEAST_ELEMENTS = 256  # of a product: 1 KiB, too much for a loop of one function
 
 
 def product(
@@ -55,10 +59,12 @@ def _laid_out(x: Array, layout: Layout, physical: bool) -> Array:
 
 def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
     rows, columns = a.shape[1 - contract[0]], b.shape[1 - contract[1]]
+    wide = max(columns, 2)
+    tall = max(rows, 2, -(-LEAST_ELEMENTS // wide))
     floating = jnp.issubdtype(a.dtype, jnp.floating)
     product_ = lax.dot_general(
-        _two_wide(a, 1 - contract[0]),
-        _two_wide(b, 1 - contract[1]),
+        _padded(a, 1 - contract[0], tall),
+        _padded(b, 1 - contract[1], wide),
         (((contract[0],), (contract[1],)), ((), ())),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32 if floating else jnp.int32,
@@ -66,9 +72,10 @@ def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
     return seal(product_)[:rows, :columns]
 
 
-def _two_wide(x: Array, axis: int) -> Array:
-    """An outer axis of 1 padded to 2: XLA's matrix-vector kernel adds in an order that
-    depends on what it is fused with."""
-    if x.shape[axis] != 1:
+def _padded(x: Array, axis: int, size: int) -> Array:
+    """Zeros up to `size` along an outer axis; what they give is dropped."""
+    more = size - x.shape[axis]
+    if not more:
         return x
-    return jnp.concatenate([x, jnp.zeros_like(x)], axis=axis)
+    zeros = jnp.zeros([more if n == axis else m for n, m in enumerate(x.shape)])
+    return jnp.concatenate([x, zeros.astype(x.dtype)], axis=axis)

@@ -555,3 +555,31 @@ def test_a_subnormal_is_true_on_every_path() -> None:
     for outputs in (call(x), call.run(x, fidelity="exact").outputs):
         assert np.asarray(outputs[0]).tolist() == [True, True, True, False, False, True]
         assert np.asarray(outputs[1]).tolist() == [0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("m, k, n", [(4, 5, 4), (1, 7, 3), (3, 9, 1)])
+def test_a_product_in_a_small_loop(m: int, k: int, n: int, dtype: str) -> None:
+    """XLA makes one function of a loop that touches less than 1 KiB, the user's own
+    too, and its products add in another order there."""
+
+    def kernel(tl: Any, x: Any, y: Any, o: Any, *, loop: Any = None) -> None:
+        for i in (loop or tl.range)(2):
+            b = tl.trans(tl.load(y[i]))
+            tl.store(o[i], tl.dot(tl.load(x[i]), b))
+
+    out = jax.ShapeDtypeStruct((2, m, n), "float32")
+    rng = np.random.default_rng(1)
+    x, y = (
+        rng.standard_normal(shape).astype(dtype) for shape in ((2, m, k), (2, n, k))
+    )
+    call = kb.kernel_call(kernel, out)
+    want = np.asarray(call.run(x, y, fidelity="exact").outputs)
+    unrolled = kb.kernel_call(functools.partial(kernel, loop=range), out)
+
+    @jax.jit
+    def in_a_loop(x: Any, y: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, o: unrolled(x, y), unrolled(x, y))
+
+    for found in (call(x, y), unrolled(x, y), in_a_loop(x, y)):
+        np.testing.assert_array_equal(np.asarray(found), want)
