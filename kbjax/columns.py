@@ -11,9 +11,11 @@ import numpy as np
 from kbjax import expr, rolled
 from kbjax.costs import Work
 from kbjax.expr import Expr, Var
-from kbjax.program import LoadCmd, Program, StoreCmd
+from kbjax.program import LoadCmd, Program, RecvCmd, SendCmd, StoreCmd
 from kbjax.refs import HbmRef, Ref
 from kbjax.rolled import Node
+
+Place = Ref | HbmRef | int  # or the PE so many places on: the other end of a message
 
 
 class Run(NamedTuple):
@@ -63,7 +65,10 @@ class Columns:
     def _engine(self) -> np.ndarray:
         return self._of_work(lambda work: work.engine, object)
 
-    _op_kind = _engine
+    def _op_kind(self) -> np.ndarray:
+        return self._of_work(
+            lambda work: "link" if work.engine == "wait" else work.engine, object
+        )
 
     def _op_name(self) -> np.ndarray:
         return self._of_work(lambda work: work.op_name, object)
@@ -129,13 +134,13 @@ class Columns:
         ends = np.cumsum(np.bincount(work, minlength=len(self._works)))
         return np.split(order, ends[:-1]) if len(self._works) else []
 
-    def _texts(self, refs: Callable[[Work], Sequence[Ref | HbmRef]]) -> np.ndarray:
+    def _texts(self, refs: Callable[[Work], Sequence[Place]]) -> np.ndarray:
         """The addresses of what `refs` gives, joined by ``;``."""
         table = np.empty(len(self._works), object)
         moving: list[int] = []
         for at, work in enumerate(self._works):
             where = [self._address(ref) for ref in refs(work)]
-            free = expr.variables(*(offset for _, offset in where))
+            free = expr.variables(*(offset for _, offset in where if offset))
             if free <= {self._program.program_id}:
                 table[at] = self._told(where, {}, 1)[0]
             else:
@@ -152,20 +157,28 @@ class Columns:
         return column
 
     def _told(
-        self, where: Sequence[tuple[str, Expr]], env: Mapping[Var, Any], rows: int
+        self,
+        where: Sequence[tuple[str, Expr | None]],
+        env: Mapping[Var, Any],
+        rows: int,
     ) -> list[str]:
         """For each row the text of the addresses."""
         env = {**env, self._program.program_id: self._run.pe}
         texts: list[list[str]] = []
         for prefix, offset in where:
+            if offset is None:
+                texts.append([prefix] * rows)
+                continue
             value = np.broadcast_to(expr.evaluate(offset, env, np), (rows,)).tolist()
             texts.append([f"{prefix}{at}" for at in value])
         if len(texts) == 1:
             return texts[0]
         return [";".join(row) for row in zip(*texts, strict=True)] or [""] * rows
 
-    def _address(self, ref: Ref | HbmRef) -> tuple[str, Expr]:
-        """What comes before an address, and the address."""
+    def _address(self, ref: Place) -> tuple[str, Expr | None]:
+        """What comes before an address, and the address, if there is one."""
+        if isinstance(ref, int):
+            return f"link:{ref:+}", None
         if isinstance(ref, Ref):
             return "", self._program.address(ref)
         offset = expr.ZERO
@@ -175,17 +188,21 @@ class Columns:
         return f"{ref.name}+", expr.scale(offset, ref.dtype.nbytes)
 
     def _src_addrs(self) -> np.ndarray:
-        def refs(work: Work) -> Sequence[Ref | HbmRef]:
+        def refs(work: Work) -> Sequence[Place]:
             command = work.command
+            if isinstance(command, RecvCmd):
+                return (-command.offset,)
             return (command.view,) if isinstance(command, LoadCmd) else command.reads
 
         return self._texts(refs)
 
     def _dst_addr(self) -> np.ndarray:
-        def refs(work: Work) -> Sequence[Ref | HbmRef]:
+        def refs(work: Work) -> Sequence[Place]:
             command = work.command
             if isinstance(command, StoreCmd):
                 return (command.view,)
+            if isinstance(command, SendCmd):
+                return (command.offset,)
             assert command.writes is not None
             return (command.writes,)
 

@@ -23,14 +23,16 @@ from kbjax.program import (
     Loop,
     OpCmd,
     Program,
+    RecvCmd,
     Scope,
+    SendCmd,
     StoreCmd,
 )
 from kbjax.refs import HbmRef
 
-Engine = Literal["dma", "gemm", "math"]
-ENGINES: tuple[Engine, ...] = ("dma", "gemm", "math")
-OP_NAMES = ("load", "store", "copy", *ops.TABLE)
+Engine = Literal["dma", "gemm", "math", "link", "wait"]
+ENGINES: tuple[Engine, ...] = ("dma", "gemm", "math", "link")  # which do one at a time
+OP_NAMES = ("load", "store", "copy", "send", "recv", *ops.TABLE)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Work:
     Attributes:
       nbytes: bytes of the result, or moved; of a transfer with a tail, an expression of
         the loop indices.
+      engine: `wait` for a receive, which takes as long as its message.
       cost_ps: engine time, of which `fixed_ps` is latency or overhead; of a transfer
         with a tail, see `cost_at`.
       reads_at, writes_at: (bytes into the scratch, length) of what it reads and writes.
@@ -70,6 +73,8 @@ class Work:
         """Engine time without latency or overhead, at the engine's peak rate."""
         if self.engine == "dma":
             return nbytes * 1000 / self.hardware.pe_dma.bandwidth_gb_s
+        if self.engine == "link":
+            return nbytes * 1000 / self.hardware.pe_link.bandwidth_gb_s
         if self.engine == "gemm":
             reads = self.command.reads[:2]
             gemm = self.hardware.pe_gemm
@@ -117,10 +122,24 @@ def _work(program: Program, command: Command, loops: tuple[Var, ...]) -> Work:
             cost_ps=dma.transfer_ps(whole),
             fixed_ps=dma.transfer_ps(0),
         )
+    if isinstance(command, SendCmd):
+        src, link = command.src, hardware.pe_link
+        return make(
+            engine="link",
+            op_name="send",
+            shape=src.shape,
+            dtype=src.dtype,
+            nbytes=expr.const(src.nbytes),
+            flops=0,
+            cost_ps=link.transfer_ps(src.nbytes),
+            fixed_ps=link.transfer_ps(0),
+        )
     assert out is not None
     make = functools.partial(
         make, shape=out.shape, dtype=out.dtype, nbytes=expr.const(out.nbytes)
     )
+    if isinstance(command, RecvCmd):
+        return make(engine="wait", op_name="recv", flops=0, cost_ps=0, fixed_ps=0)
     math = hardware.pe_math
     if isinstance(command, CopyCmd):
         return make(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -62,18 +62,31 @@ class _Block:
         return _Place(found.row, (node, *found.repeats), (k, *found.times))
 
 
-def path(nodes: Sequence[Node], last: int) -> Counter[Step]:
-    """How often each step is on the path to command number `last`.
+def path(
+    runs: Sequence[Sequence[Node]],
+    last: tuple[int, int],
+    sent_by: Mapping[tuple[int, int], tuple[int, int]],
+) -> Counter[Step]:
+    """How often each step is on the path to a command.
 
     Args:
-      nodes: all rows of a PE, numbered from 0.
-      last: the command that ends last; -1 where there is none.
+      runs: all rows of each PE, numbered from 0.
+      last: the PE and the number of the command that ends last; -1 where there is none.
+      sent_by: for a receive that waited for its message, the PE and the number of the
+        send; the path goes there.
     """
-    block, total = _Block(nodes), Counter[Step]()
+    blocks: dict[int, _Block] = {}
+    total = Counter[Step]()
     walked: list[tuple[Step, int]] = []  # with how often
     seen: dict[tuple[object, ...], tuple[int, int]] = {}
-    number = last
+    pe, number = last
     while number >= 0:
+        if (pe, number) in sent_by:
+            pe, number = sent_by[pe, number]
+            continue
+        if pe not in blocks:
+            blocks[pe] = _Block(runs[pe])
+        block = blocks[pe]
         place = block.find(number)
         for level, (repeat, k) in enumerate(
             zip(place.repeats, place.times, strict=True)

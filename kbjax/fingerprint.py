@@ -19,7 +19,9 @@ from kbjax.program import (
     Loop,
     OpCmd,
     Program,
+    RecvCmd,
     Scope,
+    SendCmd,
     Statement,
     StoreCmd,
     When,
@@ -132,6 +134,9 @@ class Fingerprints:
                 self._view(item.view, bound, parts),
                 self._ref(item.src, bound, parts),
             )
+        elif isinstance(item, SendCmd | RecvCmd):
+            end = item.src if isinstance(item, SendCmd) else item.out
+            said = (item.offset, self._ref(end, bound, parts))
         else:
             assert isinstance(item, CopyCmd)
             said = (

@@ -8,12 +8,12 @@ its source: no command may write it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kbjax import errors, expr
 from kbjax.domain import Domain
-from kbjax.program import Command
+from kbjax.program import Command, RecvCmd
 from kbjax.refs import Ref
 from kbjax.site import Site
 
@@ -28,6 +28,7 @@ class Transfer:
       site: the kernel line that issued it.
       domain: the iterations that issue it.
       body: the recording of the innermost loop body, in which it must be waited for.
+      receive: what takes the message, at the wait.
     """
 
     op: str
@@ -35,6 +36,7 @@ class Transfer:
     site: Site
     domain: Domain
     body: object
+    receive: RecvCmd | None = None
 
     @property
     def only_reads(self) -> bool:
@@ -68,6 +70,18 @@ class Flights:
             del self._open[transfer]
             self._log.append((transfer, False))
 
+    def up_to(self, transfer: Transfer) -> list[Transfer]:
+        """It, if in flight, after the receives of its offset that were issued before
+        it: messages come in order."""
+        found: list[Transfer] = []
+        for one in self._open if transfer in self._open else ():
+            if one is transfer:
+                return [*found, one]
+            first, last = one.receive, transfer.receive
+            if first is not None and last is not None and first.offset == last.offset:
+                found.append(one)
+        return []
+
     def rewind(self, mark: int) -> None:
         """As it was at the mark."""
         while len(self._log) > mark:
@@ -92,11 +106,10 @@ class Flights:
             self.land(transfer)
         return found
 
-    def forget(self, transfers: Iterable[Transfer]) -> None:
-        """They will never be waited for. A send need not be."""
-        for transfer in transfers:
-            if not transfer.only_reads:
-                self.never_waited_for.setdefault(transfer.site, transfer)
+    def forget(self, transfer: Transfer) -> None:
+        """It will never be waited for. A send need not be."""
+        if not transfer.only_reads:
+            self.never_waited_for.setdefault(transfer.site, transfer)
 
     def warn_of_never_waited_for(self) -> None:
         """Each at its own line."""

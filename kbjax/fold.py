@@ -30,7 +30,9 @@ from kbjax.program import (
     Loop,
     OpCmd,
     Program,
+    RecvCmd,
     Scope,
+    SendCmd,
     Statement,
     StoreCmd,
     When,
@@ -240,6 +242,10 @@ class _Body:
         if isinstance(item, StoreCmd):
             view = self._view(item.view)
             return replace(item, view=view, src=self._ref(item.src))
+        if isinstance(item, SendCmd):
+            return replace(item, src=self._ref(item.src))
+        if isinstance(item, RecvCmd):
+            return replace(item, out=self._ref(item.out))
         assert isinstance(item, CopyCmd)
         src = self._ref(item.src)
         return replace(item, src=src, dst=self._ref(item.dst))

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kbjax import ops
-from kbjax.program import Command, CopyCmd, LoadCmd, Loop, OpCmd, Program, Scope
+from kbjax.program import (
+    Command,
+    CopyCmd,
+    LoadCmd,
+    Loop,
+    OpCmd,
+    Program,
+    RecvCmd,
+    Scope,
+)
 from kbjax.refs import Ref
 
 Layout = Literal["plain", "untransposed", "physical"]
@@ -60,6 +69,8 @@ def _may_be_lazy(command: Command, lazy: frozenset[int]) -> bool:
         return list(command.view.axes) != sorted(command.view.axes)
     if isinstance(command, CopyCmd):
         return command.src.root in lazy
+    if isinstance(command, RecvCmd):  # the message of a send may be anything
+        return True
     if isinstance(command, OpCmd) and ops.TABLE[command.op].engine == "gemm":
         return False
     return command.op == "trans" or any(ref.root in lazy for ref in command.reads)

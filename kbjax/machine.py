@@ -23,8 +23,19 @@ from dataclasses import dataclass, field
 from kbjax import expr
 from kbjax.costs import ENGINES, Work
 from kbjax.expr import Expr, Var
-from kbjax.forms import Form, Moment, less, never, standing, without
-from kbjax.program import Block, Loop, Program, Scope, When, walk
+from kbjax.forms import Moment, less, never, standing, without
+from kbjax.levels import Level, why_walked
+from kbjax.mail import Mail, Sent
+from kbjax.program import (
+    Block,
+    Loop,
+    Program,
+    RecvCmd,
+    Scope,
+    SendCmd,
+    When,
+    has_messages,
+)
 from kbjax.rolled import AT_ONCE, ENGINE, HAZARD, OPERAND, Node, Repeat, Row
 from kbjax.scratch_times import Piece, ScratchTimes
 from kbjax.steady import (
@@ -46,44 +57,6 @@ from kbjax.strides import stride, together
 
 
 @dataclass
-class _Level:
-    """A loop whose next period is being run in forms.
-
-    Attributes:
-      index: the loop's variable.
-      step: iterations a period.
-      steps: how many times more the period is as it was. 0 once anything differs: the
-        level has stopped, and its period is run for its own sake.
-      growth: bytes that a period moves the allocations of the loop.
-      floor: where these begin; below, bytes have fixed addresses.
-      first: number of the loop's first command.
-      rows: commands a period.
-      margins: by how much each maximum leads over what it was taken from, where that
-        may turn negative.
-      before: moments of bytes that the period has not reached, from before the loop.
-      buried: whether it has stopped, and its component been made 0 in all forms.
-      reason: why it has stopped.
-    """
-
-    index: Var
-    step: int
-    steps: int
-    growth: int
-    floor: int
-    first: int
-    rows: int
-    margins: set[Form] = field(default_factory=set)
-    before: tuple[Moment, ...] = ()
-    buried: bool = False
-    reason: str = ""
-
-    def stop(self, reason: str) -> None:
-        """What follows holds for the first time only."""
-        if self.steps:
-            self.steps, self.reason = 0, reason
-
-
-@dataclass
 class Machine:
     """One PE while its schedule is made."""
 
@@ -97,22 +70,24 @@ class Machine:
         default_factory=lambda: {engine: never(1) for engine in ENGINES}
     )
     _env: dict[Var, int] = field(default_factory=dict)
-    _levels: list[_Level] = field(default_factory=list)
+    _levels: list[Level] = field(default_factory=list)
+    mail: Mail = field(default_factory=Mail)
     _number: int = 0
     _scopes: int = 0  # around the command; outside any, the cursor only grows
 
-    def run(self) -> None:
-        """Fill `rows` and `walks`."""
+    def run(self) -> Iterator[None]:
+        """Fill `rows` and `walks`. Stops where it waits for a message of another PE
+        that has not been sent, to be asked again."""
         self._position = {id(w.command): i for i, w in enumerate(self.works)}
         self._env[self.program.program_id] = self.pe
-        self._block(self.program.commands, ())
+        yield from self._block(self.program.commands, ())
         del self._scratch  # only the rows outlive the run
 
     @property
     def last(self) -> Moment:
         return max(self._free.values())
 
-    def _block(self, block: Block, iteration: tuple[int, ...]) -> None:
+    def _block(self, block: Block, iteration: tuple[int, ...]) -> Iterator[None]:
         for item in block:
             if any(not (x.steps or x.buried) for x in self._levels):
                 self._bury()
@@ -120,10 +95,14 @@ class Machine:
                 continue
             if isinstance(item, Scope):
                 self._scopes += 1
-                self._block(item.body, iteration)
+                yield from self._block(item.body, iteration)
                 self._scopes -= 1
             elif isinstance(item, Loop):
-                self._loop(item, iteration)
+                yield from self._loop(item, iteration)
+            elif isinstance(item, RecvCmd):
+                while (arrival := self.mail.arrival(self.pe, item.offset)) is None:
+                    yield
+                self._receive(self._position[id(item)], arrival, iteration)
             else:
                 self._command(self._position[id(item)], iteration)
 
@@ -193,6 +172,30 @@ class Machine:
                   nbytes, iteration)  # fmt: skip
         self.rows.append(row)
 
+        if isinstance(work.command, SendCmd):
+            sent = Sent(end.time[0], self.pe, number[0])
+            self.mail.send(self.pe, work.command.offset, sent)
+
+    def _receive(
+        self, position: int, arrival: Sent, iteration: tuple[int, ...]
+    ) -> None:
+        """A receive, from when its bytes are free to when its message is there. No loop
+        with messages is run in forms."""
+        work = self.works[position]
+        assert work.writes_at is not None
+        target = self._place(*work.writes_at)
+        start = self._hazard(never(1), *target)
+        number, end_ps = (self._number,), max(start.time[0], arrival.end_ps)
+        self._scratch.write(*target, Moment((end_ps,), number))
+        if arrival.end_ps > start.time[0]:
+            self.mail.sent_by[self.pe, number[0]] = arrival.pe, arrival.number
+        self._number += 1
+        cause = HAZARD if start.number[0] >= 0 else AT_ONCE
+        self.rows.append(
+            Row(position, number, start.time, cause, start.number, (0,),
+                end_ps - start.time[0], work.nbytes.const, iteration)
+        )  # fmt: skip
+
     def _place(self, at: Expr, nbytes: int) -> tuple[int, int]:
         """The bytes of the scratch, first and past the last."""
         if at.is_const and not any(level.growth for level in self._levels):
@@ -228,7 +231,7 @@ class Machine:
                 level.stop("it waits for what used its bytes before it")
         return latest
 
-    def _meeting(self, first: int, pieces: Sequence[Piece]) -> Iterator[_Level]:
+    def _meeting(self, first: int, pieces: Sequence[Piece]) -> Iterator[Level]:
         """The levels whose every step finds other bytes at these places: which move
         with the loop, and which the loop itself has not written."""
         for level in self._levels:
@@ -244,13 +247,14 @@ class Machine:
     def _be(self, instant: Instant) -> None:
         self._free, self._scratch = dict(instant.free), instant.scratch
 
-    def _loop(self, loop: Loop, iteration: tuple[int, ...]) -> None:
+    def _loop(self, loop: Loop, iteration: tuple[int, ...]) -> Iterator[None]:
         trip = self._held(loop.trip, "an inner loop's trip count")
         floor = self._floor(loop)
         growth = 0 if floor is None else self.program.growth_bytes[loop.index]
         first, at, walked, reason = self._number, 0, 0, ""
         past: deque[Instant] = deque(maxlen=2 * LONGEST_PERIOD + 1)
         retry = [0] * (LONGEST_PERIOD + 1)
+        messages = has_messages(loop.body)
         whole = False  # whether a short period has just misled: look for a longer one
         while at < trip:
             frame = Frame(floor, (floor or 0) + growth * at, first)
@@ -259,7 +263,8 @@ class Machine:
                 self._scratch.split(frame.base)
             past.append(self._now())
             ready = [at >= when for when in retry]
-            period = next(periods(past, trip - at, ready, whole), 0)
+            found = periods(past, trip - at, ready, whole)
+            period = 0 if messages else next(found, 0)
             if whole and len(past) == past.maxlen and not period:
                 whole = False
             level = period and self._level(
@@ -269,7 +274,7 @@ class Machine:
                 if period:
                     retry[period] = at + max(period, at // 2)
                 self._env[loop.index] = at
-                self._block(loop.body, (*iteration, at))
+                yield from self._block(loop.body, (*iteration, at))
                 at, walked = at + 1, walked + 1
                 continue
             times = self._in_forms(loop, level, frame, at, iteration)
@@ -285,7 +290,7 @@ class Machine:
                 past.clear()
         self._env.pop(loop.index, None)
         if walked >= WALKED and not self._levels:
-            self.walks.append(Walk(loop.site, walked, reason or _why(loop)))
+            self.walks.append(Walk(loop.site, walked, reason or why_walked(loop)))
 
     def _floor(self, loop: Loop) -> int | None:
         """Where the loop's allocations begin in its iteration 0; None where no command
@@ -309,7 +314,7 @@ class Machine:
         period: int,
         growth: int,
         left: int,
-    ) -> _Level | None:
+    ) -> Level | None:
         """Put the machine in forms, if it has moved as it did a period before."""
         now, before = past[-1], past[-1 - period]
         seen = view(now, frame)
@@ -323,7 +328,7 @@ class Machine:
                     level.stop("an inner loop's times depend on it")
             return None
         self._be(in_forms(now, seen, moved))
-        return _Level(
+        return Level(
             index=loop.index,
             step=period,
             steps=left // period - 1,
@@ -337,7 +342,7 @@ class Machine:
     def _in_forms(
         self,
         loop: Loop,
-        level: _Level,
+        level: Level,
         frame: Frame,
         at: int,
         iteration: tuple[int, ...],
@@ -348,7 +353,8 @@ class Machine:
         self._levels.append(level)
         for one in range(at, at + level.step):
             self._env[loop.index] = one
-            self._block(loop.body, (*iteration, one))
+            for _ in self._block(loop.body, (*iteration, one)):
+                raise AssertionError("a loop with messages is not run in forms")
         self._levels.pop()
         after = frame._replace(base=frame.base + level.growth)
         if level.growth:
@@ -388,11 +394,3 @@ class Machine:
                 level.buried = True
                 still = functools.partial(without, component=component)
                 self._be(each_moment(self._now(), still))
-
-
-def _why(loop: Loop) -> str:
-    """Why the loop's times have no period."""
-    for item in walk(loop.body):
-        if isinstance(item, Loop) and loop.index in expr.variables(item.trip):
-            return f"the trip count of the loop at {item.site} depends on it"
-    return f"no period of up to {LONGEST_PERIOD} iterations"

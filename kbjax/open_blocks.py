@@ -4,13 +4,14 @@ and close them, and what may be used depends on which are open.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kbjax import carried, coverage, errors, expr, flight, queues, usage
 from kbjax.allocator import Arena, Level
 from kbjax.domain import Domain
 from kbjax.expr import Expr, Var
-from kbjax.flight import Flights
+from kbjax.flight import Flights, Transfer
 from kbjax.handle import TensorHandle
 from kbjax.program import Block, Scope, Statement, When
 from kbjax.queues import Counts, Slot
@@ -88,7 +89,7 @@ class OpenBlocks:
                 remedy="Write `with tl.when(condition):` around the commands",
             )
         self.close_buffers(self.arena.levels[0], "kernel")
-        self.flights.forget(self.flights.drop(lambda transfer: True))
+        self.forget(self.flights.drop(lambda transfer: True))
         self.flights.warn_of_never_waited_for()
         return tuple(self.blocks[0].statements)
 
@@ -222,6 +223,13 @@ class OpenBlocks:
                 remedy="Use it before, copy it with tl.copy_to, or make the buffer "
                 "deeper",
             )
+
+    def forget(self, transfers: Iterable[Transfer]) -> None:
+        """They are never waited for; what a receive waits for comes all the same."""
+        for transfer in transfers:
+            self.flights.forget(transfer)
+            if transfer.receive is not None:
+                self.emit(transfer.receive)
 
     @property
     def body(self) -> object:

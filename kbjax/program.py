@@ -123,6 +123,42 @@ class CopyCmd(Command):
         return f"copy {self.dst}, {self.src}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SendCmd(Command):
+    """TCM -> a message to PE (i + offset) % n, which its receive of that offset takes;
+    messages of one offset in program order."""
+
+    src: Ref
+    offset: int
+
+    op = "send"
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.src,)
+
+    def __str__(self) -> str:
+        return f"send {self.src} to pe{self.offset:+}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecvCmd(Command):
+    """The next message of PE (i - offset) % n -> TCM. It stands where the kernel waits
+    for the data; its `site` is that of the `recv`."""
+
+    out: Ref
+    offset: int
+
+    op = "recv"
+
+    @property
+    def writes(self) -> Ref:
+        return self.out
+
+    def __str__(self) -> str:
+        return f"{self.out} = recv from pe{-self.offset:+}"
+
+
 @dataclass(frozen=True)
 class Loop:
     """`body`, run for ``index = 0 .. trip - 1``; each iteration leaves the cursor
@@ -173,7 +209,7 @@ class When(Scope):
         return f"when {self.condition}, {gives}"
 
 
-Statement = LoadCmd | StoreCmd | OpCmd | CopyCmd | Loop | Scope
+Statement = LoadCmd | StoreCmd | OpCmd | CopyCmd | SendCmd | RecvCmd | Loop | Scope
 Block = tuple[Statement, ...]
 
 
@@ -308,6 +344,11 @@ def inside(item: Loop | Scope, domain: Domain) -> Domain:
     if isinstance(item, Loop):
         return domain.inside(item.index)
     return domain.where(item.condition) if isinstance(item, When) else domain
+
+
+def has_messages(block: Block) -> bool:
+    """Whether any command of the block sends or receives."""
+    return any(isinstance(item, SendCmd | RecvCmd) for item in walk(block))
 
 
 def walk(block: Block) -> Iterator[Statement]:

@@ -180,9 +180,9 @@ class Recorder(OpenBlocks):
                 if isinstance(left, GeneratorExit):
                     self.pending = self.pending or usage.loop_left_early(site)
             raise
-        self.domain = outside
         own = self.flights.drop(lambda t: t.ref.root >= level.first_uid)
-        self.flights.forget(own if level.runs else ())
+        self.forget(own if level.runs else ())
+        self.domain = outside
         block = tuple(self.blocks.pop().statements)
         after = carried.snapshot(kernel_frame(), lambda t: loop_index in t.loops)
         return carried.Recording(block, self.arena.end_iteration(), before, after)

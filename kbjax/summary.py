@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kbjax import critical, rolled
 from kbjax.costs import ENGINES, Work
-from kbjax.program import Program
+from kbjax.program import Program, has_messages
 from kbjax.rolled import ENGINE, HAZARD, OPERAND, Node
 from kbjax.timing import Schedule
 
@@ -249,6 +249,8 @@ def of(
     for name in ENGINES:
         busy = sum(one.busy[name] for one in each)
         count = sum(one.commands[name] for one in each)
+        if name == "link" and not has_messages(program.commands):
+            continue
         engines[name] = EngineUse(busy / 1000, busy / whole if whole else 0.0, count)
     loaded = sum(one.moved["load"] for one in each)
     stored = sum(one.moved["store"] for one in each)
@@ -256,7 +258,9 @@ def of(
     bounds = {n: max((one.bounds[n] for one in each), default=0.0) for n in ENGINES}
     roof = max(bounds, key=bounds.__getitem__)
     last = max(range(len(schedule.ends_ps)), key=schedule.ends_ps.__getitem__)
-    steps = critical.path(schedule.runs[last], schedule.last_ops[last])
+    steps = critical.path(
+        schedule.runs, (last, schedule.last_ops[last]), schedule.sent_by
+    )
     shares, waits, lines = _critical(works, steps)
     busiest = max(engines, key=lambda name: engines[name].busy_ns)
     slowest = _Totals.of(works, schedule.runs[last]).busy
@@ -295,7 +299,7 @@ def _limit(busy: Counter[str], shares: dict[str, float], total_ps: int) -> str:
         return "nothing"
     if shares["latency"] >= MOSTLY:
         return "latency"
-    engine = max(busy, key=busy.__getitem__)
+    engine = max(ENGINES, key=busy.__getitem__)
     return engine if busy[engine] >= SATURATED * total_ps else "dependency"
 
 
@@ -304,7 +308,7 @@ def _critical(
 ) -> tuple[dict[str, float], dict[str, float], tuple[LineShare, ...]]:
     """The critical path's shares by resource, by cause, and by kernel line."""
     total = sum(step.cost * times for step, times in steps.items())
-    into: Counter[str] = Counter(dict.fromkeys((*ENGINES, "link", "latency"), 0))
+    into: Counter[str] = Counter(dict.fromkeys((*ENGINES, "latency"), 0))
     waits: Counter[str] = Counter()
     lines: Counter[tuple[str, int, str, str]] = Counter()
     for step, times in steps.items():

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kbjax import costs, errors, expr
 from kbjax.costs import Work
 from kbjax.expr import Expr
 from kbjax.machine import Machine
+from kbjax.mail import Mail
 from kbjax.program import Loop, Program, When
 from kbjax.rolled import Node
 from kbjax.site import Site
 from kbjax.steady import Walk
 
+_ENDED = object()
 MOST_PS = 2**63 - 1  # times are int64 columns of the op_log
 
 
@@ -29,6 +31,8 @@ class Schedule:
       ends_ps, last_ops: for each PE when its last command ends, and that one's number
         (-1 for none).
       walks: loops that reached no steady state.
+      sent_by: for a receive that waited for its message, by PE and number, the PE and
+        the number of its send.
     """
 
     works: tuple[Work, ...]
@@ -36,6 +40,7 @@ class Schedule:
     ends_ps: tuple[int, ...]
     last_ops: tuple[int, ...]
     walks: tuple[Walk, ...]
+    sent_by: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def total_ps(self) -> int:
@@ -51,9 +56,9 @@ def schedule(program: Program) -> Schedule:
     """
     works = costs.works(program)
     pes = program.num_pes if _differs_by_pe(program, works) else 1
-    machines = [Machine(program, works, pe) for pe in range(pes)]
-    for machine in machines:
-        machine.run()
+    mail = Mail(pes)
+    machines = [Machine(program, works, pe, mail=mail) for pe in range(pes)]
+    _run_together([machine.run() for machine in machines])
     copies = program.num_pes // pes  # PEs that run in the same time
     walks = Counter[tuple[Site, str]]()
     for machine in machines:
@@ -65,6 +70,7 @@ def schedule(program: Program) -> Schedule:
         ends_ps=tuple(machine.last.time[0] for machine in machines) * copies,
         last_ops=tuple(machine.last.number[0] for machine in machines) * copies,
         walks=tuple(Walk(site, n, why) for (site, why), n in walks.items()),
+        sent_by=mail.sent_by,
     )
     if made.total_ps > MOST_PS:
         raise errors.ShapeError(
@@ -74,6 +80,14 @@ def schedule(program: Program) -> Schedule:
             remedy="Give the hardware higher rates or lower latencies",
         )
     return made
+
+
+def _run_together(runs: Sequence[Iterator[None]]) -> None:
+    """Run the PEs to their ends, each on while the messages that it waits for have been
+    sent. `kbjax.messages` has proven that they all get there."""
+    left = [*runs]
+    while left:
+        left = [run for run in left if next(run, _ENDED) is not _ENDED]
 
 
 def _differs_by_pe(program: Program, works: Sequence[Work]) -> bool:

@@ -1,4 +1,5 @@
-"""The part of `tl` that moves bytes: load, store, load_async, circular_buffer."""
+"""The part of `tl` that moves bytes: load, store, load_async, circular_buffer, send,
+recv."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ from dataclasses import replace
 from kbjax import errors, expr, signatures
 from kbjax.aliases import Aliases
 from kbjax.buffers import CircularBuffer
-from kbjax.dtypes import DType, Shape
+from kbjax.domain import Domain
 from kbjax.emitter import python_scalar
 from kbjax.flight import Transfer
-from kbjax.futures import LoadFuture
+from kbjax.futures import LoadFuture, SendFuture
 from kbjax.handle import HbmView, TensorHandle
-from kbjax.program import LoadCmd, StoreCmd
+from kbjax.program import LoadCmd, RecvCmd, SendCmd, StoreCmd
 from kbjax.queues import Count, Slot
 from kbjax.refs import HbmRef, Ref, Scalar
 from kbjax.site import Site
 
 
 class Transfers(Aliases):
-    """Between HBM and TCM."""
+    """Between HBM and TCM, and between PEs."""
 
     def load(self, view: HbmView, other: Scalar | None = None) -> TensorHandle:
         """Bring an HBM view into a fresh tile: `load_async` and its `wait`.
@@ -68,7 +69,7 @@ class Transfers(Aliases):
             write = out.ref
         else:
             write = self._tile("load_async", out, site)
-            self._match("load_async", view, source.shape, source.dtype, write, site)
+            self._match("load_async", view.spec.name, source, write, site)
         self._emit_load(source, write, filling, site)
         return LoadFuture(self, out, self._issue("load_async", write, site))
 
@@ -147,7 +148,7 @@ class Transfers(Aliases):
         source, filling = self._source("push", view, other, site)
         count = self._count_of(buffer, "push", site)
         write = self._slot(buffer, count.pushed)
-        self._match("push", view, source.shape, source.dtype, write, site)
+        self._match("push", view.spec.name, source, write, site)
         recorder = self._recorder
         if recorder.runs and recorder.knows_the_iteration:
             room = expr.const(buffer.depth - 1)
@@ -220,6 +221,80 @@ class Transfers(Aliases):
         lease = Slot(whole.lease, number, buffer.depth, site)
         return TensorHandle(self, whole.allocation, ref, "pop", lease, loops)
 
+    # --- messages --------------------------------------------------------------------
+
+    def send(self, src: TensorHandle, offset: int) -> SendFuture:
+        """Send a tile to PE (i + offset) % n, on the link; a `recv` of that offset
+        takes it there. Runs beside the other engines.
+
+        The message owns its source until the future's `wait()` or the kernel's end:
+        it may be read, not written.
+
+        Args:
+          src: the tile.
+          offset: static; negative ones go the other way around. Of one PE, or for 0, it
+            is to itself.
+        """
+        site = self._recorder.enter_call()
+        step = self._static(offset, "send", site)
+        read = self._read("send", src, site)
+        self._emit(SendCmd(src=read, offset=step, **self._now(site)))
+        return SendFuture(self, self._issue("send", read, site))
+
+    def recv(
+        self,
+        shape: object,
+        dtype: object,
+        offset: int,
+        out: TensorHandle | None = None,
+    ) -> LoadFuture:
+        """Take the next message of PE (i - offset) % n that was sent with that offset.
+
+        Every message is received, in the order of the sends, by a `recv` of its shape
+        and dtype. Until the future's `wait()`, which is in the iterations and under the
+        conditions of the `recv`, no command may read or write the tile.
+
+        Args:
+          shape, dtype: of the message.
+          offset: that of the send.
+          out: the tile to write; a fresh one where None.
+
+        Raises:
+          KernelError: when the kernel has been recorded, for messages that do not
+            match, and for a wait that never ends.
+          HazardError: where another transfer owns bytes of `out`.
+        """
+        site = self._recorder.enter_call()
+        step = self._static(offset, "recv", site)
+        sizes, kind = self._shape(shape, site), self._dtype(dtype, site)
+        if out is None:
+            out = self._allocate("recv", sizes, kind, site)
+        write = self._tile("recv", out, site)
+        asked = Ref(write.root, expr.ZERO, sizes, kind)
+        self._match("recv", "message", asked, write, site)
+        command = RecvCmd(out=write, offset=step, **self._now(site))
+        recorder = self._recorder
+        if recorder.runs:
+            recorder.flights.check(command, recorder.domain)
+        return LoadFuture(self, out, self._issue("recv", write, site, command))
+
+    def _receive(self, transfer: Transfer, site: Site) -> None:
+        """At a wait, take its message."""
+        assert transfer.receive is not None
+        recorder = self._recorder
+        if transfer.domain != recorder.domain:
+            raise errors.KernelError(
+                f"the recv of {transfer.site} is waited for in other iterations, or "
+                "under other conditions, than those that issued it",
+                site=site,
+                got=f"issued {_where(transfer.domain)}, waited for "
+                f"{_where(recorder.domain)}",
+                remedy="Wait in the same loop body, and under the same tl.when",
+            )
+        recorder.flights.land(transfer)
+        recorder.mark_written(transfer.receive.out)
+        recorder.emit(transfer.receive)
+
     # --- what they share -------------------------------------------------------------
 
     def wait_for(self, transfer: Transfer) -> None:
@@ -235,11 +310,16 @@ class Transfers(Aliases):
                 remedy="Wait in the same iteration, or let tl.circular_buffer carry "
                 "tiles from one iteration to the next",
             )
-        recorder.flights.land(transfer)
+        if transfer.receive is None:
+            recorder.flights.land(transfer)
+        for one in recorder.flights.up_to(transfer):
+            self._receive(one, site)
 
-    def _issue(self, op: str, ref: Ref, site: Site) -> Transfer:
+    def _issue(
+        self, op: str, ref: Ref, site: Site, receive: RecvCmd | None = None
+    ) -> Transfer:
         recorder = self._recorder
-        transfer = Transfer(op, ref, site, recorder.domain, recorder.body)
+        transfer = Transfer(op, ref, site, recorder.domain, recorder.body, receive)
         recorder.flights.issue(transfer)
         return transfer
 
@@ -266,19 +346,20 @@ class Transfers(Aliases):
         return ref, other if ref.has_tail else None
 
     def _match(
-        self, op: str, view: HbmView, shape: Shape, dtype: DType, out: Ref, site: Site
+        self, op: str, what: str, moved: HbmRef | Ref, out: Ref, site: Site
     ) -> None:
-        """Refuse a destination of another type than the view."""
+        """Refuse a destination of another type than what is moved."""
+        shape, dtype = moved.shape, moved.dtype
         if out.shape != shape:
             raise errors.ShapeError(
-                f"{op} needs a tile of the view's shape",
+                f"{op} needs a tile of the shape of what it moves",
                 site=site,
-                got=f"tile {out.shape}, view {shape} of {view.spec.name}",
-                remedy="Slice the view with tl.ds, or make the tile in its shape",
+                got=f"tile {out.shape}, {shape} of {what}",
+                remedy="Make the tile in that shape, or slice what is moved",
             )
         if out.dtype != dtype:
             raise errors.DTypeError(
-                f"{op} of the {dtype} tensor {view.spec.name} into a {out.dtype} tile",
+                f"{op} of the {dtype} {what} into a {out.dtype} tile",
                 site=site,
                 remedy=f"Make the tile in {dtype}, and convert it after the wait with "
                 f'.to("{out.dtype}")',
@@ -288,3 +369,11 @@ class Transfers(Aliases):
         self, source: HbmRef, out: Ref, filling: Scalar | None, site: Site
     ) -> None:
         self._emit(LoadCmd(view=source, out=out, other=filling, **self._now(site)))
+
+
+def _where(domain: Domain) -> str:
+    """``in i when j < 3``, for messages."""
+    loops = ", ".join(loop.name for loop in domain.loops)
+    conditions = " and ".join(map(str, domain.conditions))
+    inside = f"in the iterations of {loops}" if loops else "outside loops"
+    return f"{inside} where {conditions}" if conditions else inside

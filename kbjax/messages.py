@@ -1,0 +1,261 @@
+"""Whether the messages between PEs match: each is sent before it is waited for, and
+received once, in a tile of its shape and dtype. Decided by running the sends and the
+receives of all PEs when the kernel has been recorded, before any data.
+
+PEs run in lockstep, command by command, in both phases' view of the data. A kernel
+whose messages go from PE to PE in turn, so that one PE sends where another already
+waits further up in the program, is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kbjax import errors, expr
+from kbjax.dtypes import DType, Shape, type_text
+from kbjax.program import (
+    Block,
+    Loop,
+    Program,
+    RecvCmd,
+    Scope,
+    SendCmd,
+    When,
+    has_messages,
+)
+
+_MOST = 1 << 22  # sends and receives that are run
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Messages of one offset and type."""
+
+    offset: int
+    shape: Shape
+    dtype: DType
+
+    @staticmethod
+    def of(command: SendCmd | RecvCmd) -> Channel:
+        ref = command.src if isinstance(command, SendCmd) else command.out
+        return Channel(command.offset, ref.shape, ref.dtype)
+
+    def __str__(self) -> str:
+        return type_text(self.shape, self.dtype)
+
+
+def checked(program: Program) -> Mapping[Channel, int]:
+    """How many messages of each channel are on their way to a PE at most.
+
+    Raises:
+      KernelError: naming PEs and kernel lines, for a message that is not received, or
+        by a receive of another type, and a wait that never ends or that this cannot
+        replay.
+    """
+    if not has_messages(program.commands):
+        return {}
+    exchange = _Exchange(program)
+    for command, active in exchange.events():
+        for pe in np.flatnonzero(active).tolist():
+            if isinstance(command, SendCmd):
+                exchange.send(pe, command)
+            else:
+                exchange.receive(pe, command)
+    exchange.check_empty()
+    return exchange.most
+
+
+@dataclass
+class _Exchange:
+    """Messages while they are run. PEs are one where no message depends on the PE.
+
+    Attributes:
+      most: of each channel, the most that were on their way to one PE.
+      boxes: the sends whose messages are on their way, by receiver and offset.
+    """
+
+    program: Program
+    most: Counter[Channel] = field(default_factory=Counter)
+    boxes: defaultdict[tuple[int, int], deque[SendCmd]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    _held: Counter[tuple[int, Channel]] = field(default_factory=Counter)
+
+    @property
+    def pes(self) -> int:
+        values = []
+        for item in self.program.walk():
+            if isinstance(item, Loop | When) and has_messages(item.body):
+                is_loop = isinstance(item, Loop)
+                values.append(item.trip if is_loop else item.condition)  # type: ignore[union-attr]
+        differs = self.program.program_id in expr.variables(*values)
+        return self.program.num_pes if differs else 1
+
+    def sender(self, pe: int, offset: int) -> int:
+        """Whose messages a PE receives."""
+        return (pe - offset) % self.program.num_pes
+
+    def events(self) -> Iterator[tuple[SendCmd | RecvCmd, Any]]:
+        """Each send and receive that is run, in program order, with which PEs run it.
+
+        Raises:
+          KernelError: where there are too many.
+        """
+        ids = np.arange(self.pes)
+        env = {self.program.program_id: ids}
+        everyone = np.ones(self.pes, bool)
+        run = 0
+        for command, active in _events(self.program.commands, env, everyone):
+            run += int(active.sum())
+            if run > _MOST:
+                raise errors.KernelError(
+                    f"the kernel sends and receives more than {_MOST:,} messages: "
+                    "whether they match cannot be proven",
+                    site=command.site,
+                    remedy="Send larger messages",
+                )
+            yield command, active
+
+    def send(self, pe: int, command: SendCmd) -> None:
+        channel, to = Channel.of(command), (pe + command.offset) % self.pes
+        self.boxes[to, command.offset].append(command)
+        self._held[to, channel] += 1
+        self.most[channel] = max(self.most[channel], self._held[to, channel])
+
+    def receive(self, pe: int, command: RecvCmd) -> None:
+        box = self.boxes[pe, command.offset]
+        if not box:
+            raise _Blocked(self).error(pe, command)
+        sent, channel = box.popleft(), Channel.of(command)
+        self._held[pe, Channel.of(sent)] -= 1
+        if Channel.of(sent) != channel:
+            raise errors.KernelError(
+                f"PE {pe} receives {channel} at {command.site}, and the message is the "
+                f"{Channel.of(sent)} that PE {self.sender(pe, command.offset)} sends at "
+                f"{sent.site}",
+                site=command.site,
+                remedy="Receive messages of one offset in the order of their sends, in "
+                "their shapes and dtypes",
+            )
+
+    def check_empty(self) -> None:
+        for (pe, offset), box in self.boxes.items():
+            for sent in box:
+                raise errors.KernelError(
+                    f"the {Channel.of(sent)} that PE {self.sender(pe, offset)} sends "
+                    f"to PE {pe % self.program.num_pes} at {sent.site} is never "
+                    "received",
+                    site=sent.site,
+                    got=f"{len(box)} messages left of offset {offset}",
+                    remedy=f"Receive it with tl.recv(..., offset={offset}), or do not "
+                    "send it",
+                )
+
+
+def _events(
+    block: Block, env: dict[expr.Var, Any], active: np.ndarray
+) -> Iterator[tuple[SendCmd | RecvCmd, np.ndarray]]:
+    if not active.any():
+        return
+    for item in block:
+        if isinstance(item, SendCmd | RecvCmd):
+            yield item, active
+        elif isinstance(item, Loop) and has_messages(item.body):
+            trips = np.broadcast_to(expr.evaluate(item.trip, env, np), active.shape)
+            for i in range(int(trips[active].max())):
+                inner = {**env, item.index: i}
+                yield from _events(item.body, inner, active & (i < trips))
+        elif isinstance(item, When):
+            holds = np.asarray(expr.evaluate(item.condition, env, np)) != 0
+            yield from _events(item.body, env, active & holds)
+        elif isinstance(item, Scope):
+            yield from _events(item.body, env, active)
+
+
+class _Blocked:
+    """Why a receive finds no message: PEs that run each for itself, until none can."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        self.exchange = exchange
+        program, pes = exchange.program, exchange.program.num_pes
+        self.runs: list[list[SendCmd | RecvCmd]] = [[] for _ in range(pes)]
+        for command, active in exchange.events():
+            for pe in range(pes):
+                if active[pe % len(active)]:
+                    self.runs[pe].append(command)
+        self.at, sent, taken = [0] * pes, Counter[Any](), Counter[Any]()
+        todo = [*range(pes)]
+        while todo:
+            pe = todo.pop()
+            run = self.runs[pe]
+            while self.at[pe] < len(run):
+                command = run[self.at[pe]]
+                if isinstance(command, SendCmd):
+                    to = (pe + command.offset) % program.num_pes
+                    sent[to, command.offset] += 1
+                    if to != pe:
+                        todo.append(to)
+                elif taken[pe, command.offset] < sent[pe, command.offset]:
+                    taken[pe, command.offset] += 1
+                else:
+                    break
+                self.at[pe] += 1
+
+    def waits(self, pe: int) -> RecvCmd | None:
+        """Where the PE waits for ever; None where it gets to its end."""
+        run = self.runs[pe]
+        if self.at[pe] == len(run):
+            return None
+        command = run[self.at[pe]]
+        assert isinstance(command, RecvCmd)
+        return command
+
+    def error(self, pe: int, command: RecvCmd) -> errors.KernelError:
+        sender = self.exchange.sender(pe, command.offset)
+        stuck = [one for one in range(len(self.runs)) if self.waits(one) is not None]
+        if not stuck:
+            return errors.KernelError(
+                f"PE {pe} waits at {command.site} for a message that PE {sender} sends "
+                "further down in the program: PEs run in lockstep, and kbjax does not "
+                "replay messages that go from PE to PE in turn",
+                site=command.site,
+                remedy="Send before the wait, in a loop of as many steps as PEs take "
+                "part",
+            )
+        for one in stuck:
+            waits = self.waits(one)
+            assert waits is not None
+            sender = self.exchange.sender(one, waits.offset)
+            if self.waits(sender) is None:
+                count = sum(
+                    isinstance(c, SendCmd) and c.offset == waits.offset
+                    for c in self.runs[sender]
+                )
+                return errors.KernelError(
+                    f"PE {one} waits at {waits.site} for a message of PE {sender} that "
+                    "is never sent",
+                    site=waits.site,
+                    got=f"{count} messages of offset {waits.offset} from PE {sender}",
+                    remedy="Send and receive with the same offset, equally often",
+                )
+        return errors.KernelError(
+            f"PEs wait for each other's messages for ever: {self._round(stuck[0])}",
+            site=command.site,
+            remedy="Send before waiting for what the other PE sends in return",
+        )
+
+    def _round(self, pe: int) -> str:
+        """``PE 0 at a.py:3 for PE 1, PE 1 at ...``, once around."""
+        told: dict[int, str] = {}
+        while pe not in told:
+            waits = self.waits(pe)
+            assert waits is not None
+            sender = self.exchange.sender(pe, waits.offset)
+            told[pe] = f"PE {pe} at {waits.site} for PE {sender}"
+            pe = sender
+        return ", ".join(told.values())
