@@ -7,14 +7,12 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from kbjax import (
     arguments,
-    data_phase,
     disjoint,
     dtypes,
     errors,
@@ -23,7 +21,6 @@ from kbjax import (
     op_log,
     plan,
     sizes,
-    unrolled,
 )
 from kbjax.allocator import Arena
 from kbjax.arguments import Axes
@@ -33,23 +30,14 @@ from kbjax.dtypes import FLOAT32
 from kbjax.expr import Var
 from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
+from kbjax.mesh import checked_mesh
 from kbjax.program import Program, StoreCmd, TensorSpec
 from kbjax.recorder import Checks, Recorder
+from kbjax.replay import How, Replays, RunResult
 from kbjax.site import user_frames
-from kbjax.tcm import TcmState
-from kbjax.tensors import TensorArguments
+from kbjax.tensors import Key, TensorArguments, key_of
 
-Key = tuple[tuple[tuple[int, ...], str], ...]
 TILE_OPTIONS = ("tile", "block", "buffers")  # whose sizes a plan varies by itself
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What `KernelCall.run` gives: the outputs as `call(...)` gives them, and the
-    final memory (with a leading PE axis where `num_pes` > 1)."""
-
-    outputs: Any
-    tcm: TcmState
 
 
 class KernelCall:
@@ -69,6 +57,7 @@ class KernelCall:
         out_axes: Axes,
         input_output_aliases: Mapping[int, int],
         hardware: Hardware,
+        mesh: Mesh | None,
         checks: Checks,
         compute_dtype: object,
     ) -> None:
@@ -84,7 +73,6 @@ class KernelCall:
                 got=repr(compute_dtype),
                 allowed='None, "float32"',
             )
-        self._wide = compute_dtype is not None
         self._kernel = kernel
         self._single = not isinstance(out_shape, tuple | list)
         out_shapes = (out_shape,) if self._single else tuple(out_shape)
@@ -98,7 +86,13 @@ class KernelCall:
             aliases=dict(input_output_aliases),
         )
         self._programs: dict[Key, Program] = {}
-        self._compiled: dict[tuple[Key, Fidelity, bool, bool], Callable[..., Any]] = {}
+        self._replays = Replays(
+            num_pes,
+            self._tensors.out_axes,
+            checked_mesh(mesh, num_pes),
+            checks,
+            wide=compute_dtype is not None,
+        )
 
     @user_frames
     def __call__(self, *arrays: Any) -> Any:
@@ -112,7 +106,7 @@ class KernelCall:
           KbjaxError: for a mistake in the kernel or its arguments, before any data is
             computed.
         """
-        outputs, _ = self._replay(arrays, None, False, False)
+        outputs, _ = self._replay(arrays, How())
         return outputs
 
     @user_frames
@@ -132,13 +126,13 @@ class KernelCall:
             in integers. Outputs of a kernel that keeps the scope contract are the same.
             Only exact replay has such bytes; in live they are 0xFF as it is.
         """
-        if poison and self._wide:
+        if poison and self._replays.wide:
             raise errors.KernelError(
                 'poison needs exact replay, which compute_dtype="float32" has not',
                 remedy="Make the call without compute_dtype",
             )
         chosen = fidelity or ("exact" if poison else None)
-        outputs, memory = self._replay(arrays, chosen, True, poison)
+        outputs, memory = self._replay(arrays, How(chosen, True, poison))
         return RunResult(outputs, memory)
 
     @user_frames
@@ -228,60 +222,19 @@ class KernelCall:
 
     # --- phase 2 ---------------------------------------------------------------------
 
-    def _replay(
-        self,
-        arrays: Sequence[Any],
-        fidelity: Fidelity | None,
-        with_memory: bool,
-        poison: bool,
-    ) -> tuple[Any, Any]:
+    def _replay(self, arrays: Sequence[Any], how: How) -> tuple[Any, Any]:
         inputs = [arguments.as_array(array, i) for i, array in enumerate(arrays)]
         specs = self._tensors.inputs(
             [arguments.shaped(a, i) for i, a in enumerate(inputs)]
         )
         program = self._recorded(specs)
-        how = (self._fidelity(fidelity, program), with_memory, poison)
-        key = (_key(specs), *how)
-        if key not in self._compiled:
-            unrolled.warn(program)
-            self._compiled[key] = data_phase.lower(program, *how, wide=self._wide)
-        split = [
-            _moved(array, spec.pe_axis, 0)
-            for array, spec in zip(inputs, specs, strict=True)
-        ]
-        results, memory = self._compiled[key](*split)
-        outputs = tuple(
-            _moved(out, 0, axis if self._num_pes > 1 else None)
-            for out, axis in zip(results, self._tensors.out_axes, strict=True)
-        )
+        outputs, memory = self._replays.run(key_of(specs), program, inputs, how)
         return (outputs[0] if self._single else outputs), memory
-
-    def _fidelity(self, asked: Fidelity | None, program: Program) -> Fidelity:
-        if asked not in (None, "live", "exact"):
-            raise errors.KernelError(
-                "unknown fidelity", got=repr(asked), allowed="live, exact"
-            )
-        if asked == "live" and program.needs_exact:
-            raise errors.KernelError(
-                "live replay needs the scope contract, which this program does not "
-                f"promise under checks={self._checks!r}",
-                remedy='Ask for fidelity="exact", or use checks="error"',
-            )
-        chosen: Fidelity = asked or ("exact" if program.needs_exact else "live")
-        if self._wide and chosen == "exact":
-            raise errors.KernelError(
-                'compute_dtype="float32" is for live replay: in exact, a tile has no '
-                "more bytes than its dtype says",
-                remedy="Make the call without compute_dtype"
-                if program.needs_exact
-                else 'Ask for fidelity="live", or make the call without compute_dtype',
-            )
-        return chosen
 
     # --- phase 1 ---------------------------------------------------------------------
 
     def _recorded(self, inputs: tuple[TensorSpec, ...]) -> Program:
-        key = _key(inputs)
+        key = key_of(inputs)
         if key not in self._programs:
             self._programs[key] = self._record(inputs, self._kernel, self._budget_bytes)
         return self._programs[key]
@@ -351,6 +304,7 @@ def kernel_call(
     out_axes: Axes = 0,
     input_output_aliases: Mapping[int, int] | None = None,
     hardware: Hardware | None = None,
+    mesh: Mesh | None = None,
     checks: Checks = "error",
     compute_dtype: object = None,
 ) -> KernelCall:
@@ -367,6 +321,11 @@ def kernel_call(
       input_output_aliases: input number -> number of the output that is the same
         memory.
       hardware: sizes and rates.
+      mesh: runs phase 2 with the PEs split evenly over all its devices, which may be
+        those of several processes. None: on JAX's default device; or, where that is a
+        CPU and JAX has several, on as many of them as divide `num_pes`. JAX must be
+        told before its first use: `jax.config.update("jax_num_cpu_devices", 2)`.
+        `mesh=Mesh(jax.devices()[:1], ("pe",))` keeps to one (docs/meshes.md).
       checks: what a use after scope or an uninitialised read is: `error`, `warn`, or
         `off` (the hardware's behaviour, replayed exactly).
       compute_dtype: None: every op rounds to its result's dtype. "float32": live replay
@@ -375,6 +334,10 @@ def kernel_call(
 
     Returns:
       A `KernelCall`.
+
+    Raises:
+      ShapeError: for a mesh whose size does not divide `num_pes`.
+      KbjaxError: for any other argument that is none of the above.
     """
     return KernelCall(
         kernel,
@@ -384,17 +347,7 @@ def kernel_call(
         out_axes=out_axes,
         input_output_aliases=input_output_aliases or {},
         hardware=arguments.hardware_of(hardware),
+        mesh=mesh,
         checks=checks,
         compute_dtype=compute_dtype,
     )
-
-
-def _moved(array: Any, source: int | None, destination: int | None) -> Any:
-    """`jnp.moveaxis`, but no copy where there is nothing to move."""
-    if source is None or destination is None or source == destination:
-        return array
-    return jnp.moveaxis(array, source, destination)
-
-
-def _key(specs: Sequence[TensorSpec]) -> Key:
-    return tuple((spec.shape, spec.dtype.name) for spec in specs)

@@ -10,7 +10,7 @@
 
 All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
 the op table's functions are under `vmap`, and memory commands only where PEs look at
-different places.
+different places. On a mesh each device does so with its own PEs (kbjax.mesh).
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from kbjax import dtypes, hbm, liveness, ops, tcm
 from kbjax.dtypes import FLOAT32, DType
 from kbjax.expr import Expr
 from kbjax.layouts import Layouts, layouts
+from kbjax.mesh import Pes
 from kbjax.program import (
     Block,
     CopyCmd,
@@ -61,6 +63,7 @@ def lower(
     with_memory: bool,
     poison: bool = False,
     wide: bool = False,
+    mesh: Mesh | None = None,
 ) -> Callable[..., Replayed]:
     """One jitted function of the program's input arrays.
 
@@ -70,13 +73,21 @@ def lower(
       with_memory: whether the final TcmState is asked for.
       poison: fill what a scope gives back with 0xFF, at its end.
       wide: keep every float in float32 until it is stored (live only).
+      mesh: over whose devices the PEs are spread.
 
     Returns:
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
-    replay = _Replay(program, fidelity, with_memory, poison, wide)
-    replay_kernel = replay.run
+    pes = Pes.over(program.num_pes, mesh)
+    replay = _Replay(program, pes, fidelity, with_memory, poison, wide)
+    split = [spec.pe_axis is not None for spec in program.slots]
+    replay_kernel = pes.spread(
+        replay.run,
+        split[: program.num_inputs],
+        (tuple(split[slot] for slot in program.output_slots), program.num_pes > 1),
+        mesh,
+    )
     return jax.jit(replay_kernel)
 
 
@@ -94,6 +105,7 @@ class _State:
 @dataclass(frozen=True)
 class _Replay:
     program: Program
+    pes: Pes
     fidelity: Fidelity
     with_memory: bool
     poison: bool
@@ -102,15 +114,14 @@ class _Replay:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        pes = self.program.num_pes
-        return (pes,) if pes > 1 else ()
+        return self.pes.lead
 
     @functools.cached_property
     def _layouts(self) -> Layouts:
         return layouts(self.program)
 
     def run(self, *inputs: jax.Array) -> Replayed:
-        """The kernel on one set of inputs. Traced once by `jax.jit`."""
+        """The kernel on one device's inputs. Traced once by `jax.jit`."""
         rounding = Rounding(always_true(), physical=self.fidelity == "exact")
         return dataclasses.replace(self, rounding=rounding)._run(inputs)
 
@@ -129,22 +140,28 @@ class _Replay:
         # would round otherwise.
         inputs = lax.optimization_barrier(inputs)
         state = _State(self._fresh_tiles(), (*inputs, *outputs))
-        env = {program.program_id: self._program_ids()}
+        env = {program.program_id: self.pes.ids()}
+        first = state.tensors
         state = self._block(program.commands, state, env, None)
-        results = tuple(state.tensors[slot] for slot in program.output_slots)
+        results = tuple(
+            state.tensors[slot]
+            if program.slots[slot].pe_axis is not None
+            else self.pes.merged(first[slot], state.tensors[slot])
+            for slot in program.output_slots
+        )
         return results, self._memory(state.tiles) if self.with_memory else None
 
     def _held(self, dtype: DType) -> DType:
         """The dtype in which a tile's values are kept and computed with."""
         return FLOAT32 if self.wide and dtype.is_float else dtype
 
-    def _program_ids(self) -> Any:
-        pes = self.program.num_pes
-        return jnp.arange(pes, dtype=jnp.int32) if pes > 1 else 0
+    def _fresh_memory(self) -> TcmState:
+        one = tcm.init(self.program.hardware)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (*self.lead, *x.shape)), one)
 
     def _fresh_tiles(self) -> Tiles:
         program = self.program
-        fresh = tcm.init(program.hardware, program.num_pes)
+        fresh = self._fresh_memory()
         if self.fidelity == "exact":
             return Bytes(program, fresh.memory)
         kept = set(program.live_at_exit) if self.with_memory else set()
@@ -154,7 +171,7 @@ class _Replay:
     def _memory(self, tiles: Tiles) -> TcmState:
         """The final scratchpad."""
         program = self.program
-        state = tcm.init(program.hardware, program.num_pes)
+        state = self._fresh_memory()
         cursor = jnp.full_like(state.cursor, program.exit_cursor_bytes)
         final = dataclasses.replace(state, memory=tiles.memory(), cursor=cursor)
         tcm.check(final)
@@ -204,7 +221,7 @@ class _Replay:
             state.tensors[command.view.slot],
             window,
             command.other,
-            self.program.num_pes,
+            self.lead,
             self._held(command.out.dtype).numpy,
             in_parts=self.fidelity == "live",
         )
@@ -219,9 +236,7 @@ class _Replay:
         window = hbm.Window.of(command.view, lambda e: index_value(e, env))
         slot = command.view.slot
         tensors = list(state.tensors)
-        tensors[slot] = hbm.store(
-            tensors[slot], window, tile, mask, self.program.num_pes
-        )
+        tensors[slot] = hbm.store(tensors[slot], window, tile, mask, self.lead)
         return dataclasses.replace(state, tensors=tuple(tensors))
 
     def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:

@@ -1,7 +1,8 @@
 """Loads and stores on HBM arrays: slices with a PE axis, and tails.
 
-An array is (P, *shape) where it is split over `P` PEs, else (*shape). A start is an
-integer, a traced int32 scalar where all PEs agree, or a (P,) vector. JAX clamps a slice
+An array is (L, *shape) where it is split over PEs, else (*shape), `L` being the PEs of
+one device. A start is an integer, a traced int32 scalar where they all agree, or an
+(L,) vector. JAX clamps a slice
 that leaves its array and raises nothing, so a span that is not proven to lie inside
 (`Span.valid`) is cut at its tail here, and only there.
 """
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from kbjax.refs import HbmRef
+
+_MOST_PARTS = 64  # slices that one load is compiled to, however many PEs there are
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,16 @@ class Window:
     @staticmethod
     def of(ref: HbmRef, value: Any) -> Window:
         """`value` evaluates an expression."""
+
+        def at(expression: Any) -> Any:
+            found = value(expression)
+            # A device with one PE looks at one place: a slice, not a gather.
+            return found[0] if jnp.shape(found) == (1,) else found
+
         return Window(
-            tuple(value(span.start) for span in ref.spans),
+            tuple(at(span.start) for span in ref.spans),
             tuple(
-                None
-                if span.valid is None
-                else (value(span.valid[0]), value(span.valid[1]))
+                None if span.valid is None else (at(span.valid[0]), at(span.valid[1]))
                 for span in ref.spans
             ),
             tuple(span.size for span in ref.spans),
@@ -74,26 +81,26 @@ def load(
     array: jax.Array,
     window: Window,
     other: Any,
-    num_pes: int,
+    lead: tuple[int, ...],
     dtype: Any,
     *,
     in_parts: bool,
 ) -> jax.Array:
-    """The tile that the window shows: its shape, with a PE axis where `num_pes` > 1.
+    """The tile that the window shows: (*lead, *its shape).
 
     Args:
-      array: (*shape) or (P, *shape).
+      array: (*shape) or (L, *shape).
       window: what to load.
       other: fills elements that do not exist.
-      num_pes: P.
+      lead: the PE axis, (L,), or ().
       dtype: of the tile, which holds every value of the array.
-      in_parts: take a slice a PE. Faster (1.5 times) where a matrix product reads the
-        tile, which would copy each PE's part again; slower (2.5 times) where the tile
-        is written to memory at once.
+      in_parts: take a slice a PE, up to _MOST_PARTS. Faster (1.5 times) where a matrix
+        product reads the tile, which would copy each PE's part again; slower (2.5
+        times) where the tile is written to memory at once.
     """
     rank = len(window.sizes)
     split = array.ndim > rank
-    if num_pes > 1 and window.varies:
+    if window.varies:
         return jax.vmap(
             lambda a, starts, valid: _load_one(
                 a, Window(starts, valid, window.sizes, window.axes), other, dtype, False
@@ -101,8 +108,8 @@ def load(
             in_axes=(0 if split else None, *_fields(window)),
         )(array, window.starts, window.valid)
     tile = _load_one(array, window, other, dtype, in_parts)
-    if num_pes > 1 and not split:
-        tile = jnp.broadcast_to(tile, (num_pes, *tile.shape))
+    if lead and not split:
+        tile = jnp.broadcast_to(tile, (*lead, *tile.shape))
     return tile
 
 
@@ -154,8 +161,12 @@ def _slice(
     at = _int32(lead, starts)
     if not (lead and in_parts):
         return _dynamic_slice(array, at, whole)
-    pes = range(array.shape[0])
-    parts = [_dynamic_slice(array, (jnp.int32(pe), *at[1:]), (1, *sizes)) for pe in pes]
+    pes = array.shape[0]
+    each = -(-pes // _MOST_PARTS)
+    parts = [
+        _dynamic_slice(array, (jnp.int32(pe), *at[1:]), (min(each, pes - pe), *sizes))
+        for pe in range(0, pes, each)
+    ]
     return jnp.concatenate(parts)
 
 
@@ -229,19 +240,23 @@ def _hidden_again(tile: jax.Array, window: Window, lead: int) -> jax.Array:
 
 
 def store(
-    array: jax.Array, window: Window, tile: jax.Array, mask: Any, num_pes: int
+    array: jax.Array,
+    window: Window,
+    tile: jax.Array,
+    mask: Any,
+    lead: tuple[int, ...],
 ) -> jax.Array:
     """`array` with the tile written where the window shows.
 
     Args:
-      array: (*shape) or (P, *shape).
+      array: (*shape) or (L, *shape).
       window: where to write.
-      tile: the window's shape, with a PE axis where `num_pes` > 1.
-      mask: (P,) bool, which PEs store, or None for all.
-      num_pes: P.
+      tile: (*lead, *the window's shape).
+      mask: (L,) bool, which PEs store, or None for all.
+      lead: the PE axis, (L,), or ().
     """
     rank = len(window.sizes)
-    if num_pes == 1 or (array.ndim > rank and not window.varies):
+    if not lead or (array.ndim > rank and not window.varies):
         return _store_one(array, window, tile, mask)
     if array.ndim > rank:
 
@@ -252,11 +267,11 @@ def store(
         return jax.vmap(one, in_axes=axes)(
             array, window.starts, window.valid, tile, mask
         )
-    return _store_in_turn(array, window, tile, mask, num_pes)
+    return _store_in_turn(array, window, tile, mask)
 
 
 def _store_in_turn(
-    array: jax.Array, window: Window, tile: jax.Array, mask: Any, num_pes: int
+    array: jax.Array, window: Window, tile: jax.Array, mask: Any
 ) -> jax.Array:
     """All PEs write to one array; their ranges are disjoint, so order is no matter."""
 
@@ -275,7 +290,7 @@ def _store_in_turn(
         )
         return _store_one(written, mine, tile[pe], None if mask is None else mask[pe])
 
-    return lax.fori_loop(0, num_pes, one, array)
+    return lax.fori_loop(0, tile.shape[0], one, array)
 
 
 def _store_one(

@@ -22,6 +22,15 @@ def seal(x: Any) -> Any:
     return lax.optimization_barrier(x)
 
 
+def zero_of(mask: Array) -> Array:
+    """An int32 zero that no compiler knows to be one, from bools of any shape.
+
+    What is read and written at a start that is not constant is updated in place; XLA's
+    CPU backend writes the whole array anew where a slice of it at a constant start is
+    fused with the update (jax 0.10.2: 20 times slower for a 1 MiB scratchpad)."""
+    return mask.reshape(-1)[0].astype(jnp.int32) >> 1
+
+
 def rounded(x: Array) -> Array:
     """A result of arithmetic, rounded before it is used (cures 1 and 2)."""
     return seal(canonical(x))

@@ -10,6 +10,13 @@ from kbjax import arguments, errors
 from kbjax.arguments import Axes, Shaped
 from kbjax.program import TensorSpec
 
+Key = tuple[tuple[tuple[int, ...], str], ...]
+
+
+def key_of(inputs: Sequence[TensorSpec]) -> Key:
+    """What a program is kept by: the shapes and dtypes of its inputs."""
+    return tuple((spec.shape, spec.dtype.name) for spec in inputs)
+
 
 @dataclass(frozen=True)
 class TensorArguments:

@@ -17,6 +17,7 @@ from kbjax.dtypes import DType
 from kbjax.expr import Expr, Var
 from kbjax.program import CopyCmd, Loop, Program, Scope, When
 from kbjax.refs import Ref
+from kbjax.sealing import zero_of
 from kbjax.tcm import TcmState
 
 Env = Mapping[Var, Any]
@@ -81,6 +82,8 @@ class Bytes:
 
     def _with_bytes(self, offset: Any, raw: jax.Array, mask: Any) -> Bytes:
         if mask is not None:
+            if not jnp.ndim(offset):
+                offset = offset + zero_of(mask)
             kept = tcm.read_bytes(self.array, offset, raw.shape[-1])
             raw = jnp.where(mask[:, None], raw, kept)
         return self._with(tcm.write_bytes(self.array, offset, raw))

@@ -47,7 +47,7 @@ class Shared:
     def private(self) -> tuple[int, ...]:
         return (TILES * WIDEST, *(WIDEST for _ in self.shape[1:]))
 
-    def call(self) -> kb.KernelCall:
+    def call(self, mesh: Any = None) -> kb.KernelCall:
         xs = 0 if self.split else None
         return kb.kernel_call(
             self.kernel,
@@ -58,6 +58,7 @@ class Shared:
             in_axes=(xs, None) if self.aliased else (xs,),
             out_axes=(None, 0),
             input_output_aliases={1: 0} if self.aliased else {},
+            mesh=mesh,
         )
 
     def arrays(self) -> list[np.ndarray]:

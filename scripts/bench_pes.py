@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""What PEs cost: many against one, and two devices against one, side by side.
+
+    python scripts/bench_pes.py [--repeats N] [--only NAME]
+
+One process with two CPU devices runs everything. What is compared with several devices
+is kept to one by a mesh of one device, so that both share one allocator, one set of
+arrays and one moment of the machine; XLA runs a device's program in one thread but for
+large products, and the CPU time shows where it takes more. Every ratio is the median
+over repeats of A and B run in turn, after a first call of each. On a machine that has
+other work to do two devices get no second core: the first line says how many cores two
+busy threads got before and after the table. Two columns depend on that less: the ratio
+of CPU times, which is 1 where work is merely spread, and (on Linux) of the CPU time of
+the busiest thread. The latter estimates A / B on free cores where both sides wait for
+one thread, as two devices do; it says nothing of the rows against one PE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+from bench_data_phase import Run, data, exact_of, sweep
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+import kbjax as kb
+
+ROWS, TILE = 8, 128
+OUT_ROWS = 16_384  # of a PE's output, 8 MiB: 64 MiB for 8 PEs
+
+
+def mesh(devices: int) -> Mesh:
+    return Mesh(jax.devices()[:devices], ("pe",))
+
+
+def thread_seconds() -> dict[str, float]:
+    """The CPU time of each thread so far; empty where /proc does not tell."""
+    files = Path("/proc/self/task").glob("*/schedstat")
+    return {f.parent.name: int(f.read_text().split()[0]) / 1e9 for f in files}
+
+
+def timed(run: Run) -> tuple[float, float, float]:
+    """Seconds of the wall, of the CPU, and of the CPU in the busiest thread."""
+    threads, wall, cpu = thread_seconds(), time.perf_counter(), time.process_time()
+    jax.block_until_ready(run())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    spent = (t - threads.get(name, 0) for name, t in thread_seconds().items())
+    return wall, cpu, max(spent, default=math.nan)
+
+
+def cores() -> float:
+    """How many cores two busy threads get."""
+    block = bytes(1 << 20)
+
+    def work() -> None:
+        for _ in range(150):
+            hashlib.sha256(block)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    wall, cpu = time.perf_counter(), time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+# --- the measurements: name -> (a, b) ------------------------------------------------
+
+
+def live_against_one(pes: int, keys: int) -> tuple[Run, Run]:
+    one, many = data(ROWS, keys), data(ROWS, keys, (pes,))
+    single, call = sweep(ROWS), sweep(ROWS, num_pes=pes, mesh=mesh(1))
+    return lambda: call(*many), lambda: [single(*one) for _ in range(pes)]
+
+
+def one_device_against_two(
+    pes: int, keys: int, rows: int = ROWS, exact: bool = False
+) -> tuple[Run, Run]:
+    """The arrays lie on the devices."""
+
+    def on(devices: int) -> Run:
+        where = NamedSharding(mesh(devices), PartitionSpec("pe"))
+        arrays = [jax.device_put(x, where) for x in data(rows, keys, (pes,))]
+        call = sweep(rows, num_pes=pes, mesh=mesh(devices))
+        return exact_of(call, arrays) if exact else lambda: call(*arrays)
+
+    return on(1), on(2)
+
+
+def one_device_against_the_host(pes: int, keys: int) -> tuple[Run, Run]:
+    """Without `mesh`: arrays are handed over, and outputs brought back."""
+    arrays = data(ROWS, keys, (pes,))
+    alone, spread = sweep(ROWS, num_pes=pes, mesh=mesh(1)), sweep(ROWS, num_pes=pes)
+    return lambda: alone(*arrays), lambda: spread(*arrays)
+
+
+def exact_against_one() -> tuple[Run, Run]:
+    one, many = data(ROWS, 16_384), data(ROWS, 16_384, (8,))
+    single, call = sweep(ROWS), sweep(ROWS, num_pes=8, mesh=mesh(1))
+    alone = exact_of(single, one)
+    return exact_of(call, many), lambda: [alone() for _ in range(8)]
+
+
+def running_sum(tl: Any, x: Any, o: Any, *, pe: int | None = None) -> None:
+    """Every tile so far, stored; the last `pe` tiles are left out. x, o: (S, D)."""
+    me = tl.program_id() if pe is None else pe
+    total = tl.zeros((TILE, x.shape[1]))
+    for j in tl.range(x.shape[0] // TILE - me):
+        with tl.scratch_scope():
+            rows = tl.ds(j * TILE, TILE)
+            tl.copy_to(total, total * 0.5 + tl.load(x[rows, :]))
+            tl.store(o[rows, :], total)
+
+
+def exact_trips_against_one() -> tuple[Run, Run]:
+    """Trip counts differ by PE, and each PE's output is 8 MiB."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, OUT_ROWS, TILE), "f4"))
+    out = jax.ShapeDtypeStruct((OUT_ROWS, TILE), "float32")
+    many = kb.kernel_call(running_sum, out, num_pes=8, mesh=mesh(1))
+    each = [kb.kernel_call(partial(running_sum, pe=pe), out) for pe in range(8)]
+    runs = [exact_of(call, [x[pe]]) for pe, call in enumerate(each)]
+    return exact_of(many, [x]), lambda: [run() for run in runs]
+
+
+MEASUREMENTS: dict[str, tuple[Callable[[], tuple[Run, Run]], str]] = {
+    "live 8 PEs / 8 x 1 PE": (partial(live_against_one, 8, 16_384), "<= 1.1"),
+    "live 64 PEs / 64 x 1 PE": (partial(live_against_one, 64, 2048), "<= 1.1"),
+    "exact 8 PEs / 8 x 1 PE": (exact_against_one, "<= 1.25"),
+    "exact 8 PEs, own trips, 64 MiB / 8 x 1": (exact_trips_against_one, "<= 1.25"),
+    "live 8 PEs, 1 device / 2": (partial(one_device_against_two, 8, 16_384), ">= 1.7"),
+    "live 64 PEs, 1 device / 2": (partial(one_device_against_two, 64, 2048), ">= 1.7"),
+    "live prefill 8 PEs, 1 device / 2": (
+        partial(one_device_against_two, 8, 2048, 128),
+        "",
+    ),
+    "exact 8 PEs, 1 device / 2": (
+        partial(one_device_against_two, 8, 8192, exact=True),
+        "",
+    ),
+    "live 8 PEs, 1 device / no mesh": (
+        partial(one_device_against_the_host, 8, 16_384),
+        "> 1",
+    ),
+    "live 64 PEs, 1 device / no mesh": (
+        partial(one_device_against_the_host, 64, 2048),
+        "> 1",
+    ),
+}
+
+
+def compared(a: Run, b: Run, repeats: int) -> list[str]:
+    """A ms, B ms; and A / B, of the wall, of the CPU and of the busiest thread."""
+    for run in (a, b):  # compile and warm up
+        jax.block_until_ready(run())
+    pairs = [(timed(a), timed(b)) for _ in range(repeats)]
+    median = statistics.median
+    return [
+        f"{median(x[0] for x, _ in pairs) * 1e3:.1f}",
+        f"{median(y[0] for _, y in pairs) * 1e3:.1f}",
+        *(f"{median(x[of] / y[of] for x, y in pairs):.2f}" for of in range(3)),
+    ]
+
+
+# --- grid sizes ----------------------------------------------------------------------
+
+
+def softmax(tl: Any, x: Any, o: Any) -> None:
+    tl.store(o, tl.softmax(tl.load(x)))
+
+
+def grids(repeats: int, devices: int) -> Table:
+    """FC-35 (a): the same 64 x 64 softmax on ever more PEs."""
+    title = f"64 x 64 softmax, devices: {devices}"
+    table = Table("PEs", "first call ms", "then ms", "us a PE", title=title)
+    out = jax.ShapeDtypeStruct((64, 64), "float32")
+    for pes in (1, 16, 256, 1024):
+        lead = (pes,) if pes > 1 else ()
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((*lead, 64, 64), "f4"))
+        where = mesh(1 if pes == 1 else devices)
+        call = kb.kernel_call(softmax, out, num_pes=pes, mesh=where)
+        spec = PartitionSpec("pe") if pes > 1 else PartitionSpec()
+        x = jax.device_put(x, NamedSharding(where, spec))
+        run = partial(call, x)
+        first = timed(run)[0]
+        then = statistics.median(timed(run)[0] for _ in range(max(repeats, 3)))
+        table.add_row(
+            str(pes),
+            f"{first * 1e3:.0f}",
+            f"{then * 1e3:.2f}",
+            f"{then / pes * 1e6:.1f}",
+        )
+    return table
+
+
+def main(
+    repeats: Annotated[int, typer.Option(min=1)] = 15,
+    only: Annotated[str, typer.Option(help="a part of the names to measure")] = "",
+) -> None:
+    """Print tables of ratios and times."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    before = cores()
+    columns = (
+        "measured",
+        "asked",
+        "A ms",
+        "B ms",
+        "A / B",
+        "CPU A / B",
+        "thread A / B",
+    )
+    table = Table(*columns)
+    for name, (make, asked) in MEASUREMENTS.items():
+        if only in name:
+            table.add_row(name, asked, *compared(*make(), repeats))
+    console = Console(width=115)
+    sizes = [grids(repeats, n) for n in (1, 2)] if only in "softmax grids" else []
+    console.print(f"cores for two threads: {before:.2f} before, {cores():.2f} after")
+    for shown in (table, *sizes):
+        console.print(shown)
+
+
+if __name__ == "__main__":
+    typer.run(main)
