@@ -18,6 +18,7 @@ from kbjax import (
     errors,
     expr,
     fold,
+    messages,
     op_log,
     plan,
     sizes,
@@ -281,6 +282,7 @@ class KernelCall:
             needs_exact=context.needs_exact,
         )
         disjoint.check_shared_outputs(program)
+        messages.checked(program)
         stored = {c.view.slot for c in program.walk() if isinstance(c, StoreCmd)}
         for slot in output_slots:
             if slot not in stored:

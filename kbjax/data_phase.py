@@ -5,7 +5,7 @@
    typed values (`live`: bytes that no one can read any more are never written).
 2. `_Replay` walks the program once while JAX traces it: a `Loop` becomes `lax.scan`
    where its trip count is static, `lax.fori_loop` where it is symbolic, a `When`
-   `lax.cond`.
+   `lax.cond`. A message is moved to its PE's inbox by its send.
 3. At the end live tiles are written back, where the caller asks for the memory.
 
 All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,11 +28,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from kbjax import dtypes, hbm, liveness, ops, tcm
+from kbjax import dtypes, hbm, liveness, messages, ops, tcm
 from kbjax.dtypes import FLOAT32, DType
 from kbjax.expr import Expr
+from kbjax.inbox import Inbox
 from kbjax.layouts import Layouts, layouts
 from kbjax.mesh import Pes
+from kbjax.messages import Channel
 from kbjax.program import (
     Block,
     CopyCmd,
@@ -40,10 +42,13 @@ from kbjax.program import (
     Loop,
     OpCmd,
     Program,
+    RecvCmd,
     Scope,
+    SendCmd,
     Statement,
     StoreCmd,
     When,
+    has_messages,
     walk,
 )
 from kbjax.refs import Ref, Scalar
@@ -96,10 +101,12 @@ def lower(
 
 @dataclass(frozen=True)
 class _State:
-    """Everything that commands change: tiles, and the HBM tensors by slot."""
+    """Everything that commands change: tiles, the HBM tensors by slot, and messages on
+    their way."""
 
     tiles: Tiles
     tensors: tuple[jax.Array, ...]
+    mail: Mapping[Channel, Inbox]
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,13 @@ class _Replay:
         # An outer jit may know the inputs, or have transposed them; what is folded
         # would round otherwise.
         inputs = lax.optimization_barrier(inputs)
-        state = _State(self._fresh_tiles(), (*inputs, *outputs))
+        mail = {
+            channel: Inbox.empty(
+                most, self.lead, channel.shape, self._held(channel.dtype).numpy
+            )
+            for channel, most in messages.checked(program).items()
+        }
+        state = _State(self._fresh_tiles(), (*inputs, *outputs), mail)
         env = {program.program_id: self.pes.ids()}
         first = state.tensors
         state = self._block(program.commands, state, env, None)
@@ -166,7 +179,7 @@ class _Replay:
             return Bytes(program, fresh.memory)
         kept = set(program.live_at_exit) if self.with_memory else set()
         crossing = liveness.carried_roots(program, kept)
-        return Values(program, crossing, _in_parts(program), fresh, self._held)
+        return Values(program, crossing, liveness.in_parts(program), fresh, self._held)
 
     def _memory(self, tiles: Tiles) -> TcmState:
         """The final scratchpad."""
@@ -197,6 +210,10 @@ class _Replay:
         if isinstance(item, LoadCmd):
             value = self._load(item, state, env)
             return self._write(item.out, value, state, env, mask)
+        if isinstance(item, SendCmd):
+            return self._send(item, state, env, mask)
+        if isinstance(item, RecvCmd):
+            return self._receive(item, state, env, mask)
         return self._write(item.out, self._op(item, state, env), state, env, mask)
 
     def _scope(self, scope: Scope, state: _State, env: Env, mask: Any) -> _State:
@@ -238,6 +255,22 @@ class _Replay:
         tensors = list(state.tensors)
         tensors[slot] = hbm.store(tensors[slot], window, tile, mask, self.lead)
         return dataclasses.replace(state, tensors=tuple(tensors))
+
+    # --- messages --------------------------------------------------------------------
+
+    def _send(self, command: SendCmd, state: _State, env: Env, mask: Any) -> _State:
+        channel = Channel.of(command)
+        message = self.pes.rotate(state.tiles.read(command.src, env), command.offset)
+        to = None if mask is None else self.pes.rotate(mask, command.offset)
+        return _with_inbox(state, channel, state.mail[channel].put(message, to))
+
+    def _receive(self, command: RecvCmd, state: _State, env: Env, mask: Any) -> _State:
+        channel = Channel.of(command)
+        message, inbox = state.mail[channel].take(mask)
+        state = _with_inbox(state, channel, inbox)
+        return self._write(command.out, message, state, env, mask)
+
+    # --- ops -------------------------------------------------------------------------
 
     def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:
         """The row's function on the operands, each in the row's operand dtype."""
@@ -319,6 +352,8 @@ class _Replay:
         else:
             runs = trip if mask is None else jnp.where(mask, trip, 0)
             longest = jnp.max(runs) if runs.ndim else runs
+            if has_messages(loop.body):  # which all devices take part in
+                longest = self.pes.longest(longest)
             last = lax.fori_loop(0, longest, body, first)
         return resume(last)
 
@@ -328,29 +363,28 @@ def _hand_on(
 ) -> tuple[Callable[[_State], Any], Callable[[Any], _State]]:
     """What of a state changes in the block and is used after it, as JAX carries it; and
     the state again, which is else as it was before the block."""
-    slots = sorted({c.view.slot for c in walk(block.body) if isinstance(c, StoreCmd)})
+    inside = [*walk(block.body)]
+    slots = sorted({c.view.slot for c in inside if isinstance(c, StoreCmd)})
+    moved = {Channel.of(c) for c in inside if isinstance(c, SendCmd | RecvCmd)}
+    channels = [channel for channel in state.mail if channel in moved]
 
     def carry_of(current: _State) -> Any:
-        return current.tiles.carried(block), [current.tensors[slot] for slot in slots]
+        return (
+            current.tiles.carried(block),
+            [current.tensors[slot] for slot in slots],
+            [current.mail[channel] for channel in channels],
+        )
 
     def resume(carry: Any) -> _State:
-        tiles, stored = carry
+        tiles, stored, inboxes = carry
+        mail = {**state.mail, **dict(zip(channels, inboxes, strict=True))}
         tensors = list(state.tensors)
         for slot, tensor in zip(slots, stored, strict=True):
             tensors[slot] = tensor
-        return _State(state.tiles.resumed(tiles), tuple(tensors))
+        return _State(state.tiles.resumed(tiles), tuple(tensors), mail)
 
     return carry_of, resume
 
 
-def _in_parts(program: Program) -> frozenset[int]:
-    """The roots that some command takes or writes in part."""
-    refs = [
-        ref
-        for command in walk(program.commands)
-        if not isinstance(command, Loop | Scope)
-        for ref in (*command.reads, command.writes)
-        if ref is not None
-    ]
-    whole = program.allocations
-    return frozenset(r.root for r in refs if r.nbytes != whole[r.root].nbytes)
+def _with_inbox(state: _State, channel: Channel, inbox: Inbox) -> _State:
+    return dataclasses.replace(state, mail={**state.mail, channel: inbox})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from kbjax import expr
-from kbjax.program import Block, Command, Loop, Program, Scope, When
+from kbjax.program import Block, Command, Loop, Program, Scope, When, walk
 
 Roots = frozenset[int]
 
@@ -80,3 +80,16 @@ def written_roots(block: Block) -> Roots:
         elif item.writes is not None:
             found.add(item.writes.root)
     return frozenset(found)
+
+
+def in_parts(program: Program) -> Roots:
+    """The roots that some command takes or writes in part."""
+    refs = [
+        ref
+        for command in walk(program.commands)
+        if not isinstance(command, Loop | Scope)
+        for ref in (*command.reads, command.writes)
+        if ref is not None
+    ]
+    whole = program.allocations
+    return frozenset(r.root for r in refs if r.nbytes != whole[r.root].nbytes)

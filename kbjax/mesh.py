@@ -118,6 +118,10 @@ class Pes:
         pairs = [(device, (device + shift) % count) for device in range(count)]
         return lax.ppermute(piece, self.axis_names, pairs)
 
+    def longest(self, trips: jax.Array) -> jax.Array:
+        """The largest of the devices' trip counts, on each of them."""
+        return lax.pmax(trips, self.axis_names) if self.axis_names else trips
+
     def merged(self, before: jax.Array, after: jax.Array) -> jax.Array:
         """One array of the devices' copies of one that all PEs share.
 

@@ -136,8 +136,8 @@ class _Exchange:
         if Channel.of(sent) != channel:
             raise errors.KernelError(
                 f"PE {pe} receives {channel} at {command.site}, and the message is the "
-                f"{Channel.of(sent)} that PE {self.sender(pe, command.offset)} sends at "
-                f"{sent.site}",
+                f"{Channel.of(sent)} that PE {self.sender(pe, command.offset)} sends "
+                f"at {sent.site}",
                 site=command.site,
                 remedy="Receive messages of one offset in the order of their sends, in "
                 "their shapes and dtypes",

@@ -266,7 +266,7 @@ def test_plan_varies_an_option() -> None:
         return list(dict.fromkeys(row["option"] for row in rows))
 
     sizes = given(cases.kernel_module("flash_prefill").SMALL)
-    assert options(*sizes) == ["tile", "block"]
+    assert options(*sizes) == ["tile", "block", "buffers"]
     assert options(*sizes, "--vary", "block") == ["block"]
     text = invoke("plan", "flash_prefill", *sizes, "--vary", "block").stdout
     assert "sizes of block" in text and "sizes of tile" not in text
