@@ -31,12 +31,14 @@ class Inputs:
 
     Attributes:
       shapes: of one PE's arrays; a PE axis goes in front where there are several PEs.
+      shared: which of them all PEs have alike, with no PE axis.
     """
 
     seed: int
     num_pes: int
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
+    shared: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -51,7 +53,10 @@ class Inputs:
         """Shapes and dtypes, with no data behind them."""
         lead = (self.num_pes,) if self.num_pes > 1 else ()
         kind = dtypes.of(self.dtype).numpy
-        return tuple(jax.ShapeDtypeStruct((*lead, *s), kind) for s in self.shapes)
+        return tuple(
+            jax.ShapeDtypeStruct(s if n in self.shared else (*lead, *s), kind)
+            for n, s in enumerate(self.shapes)
+        )
 
     def arrays(self) -> tuple[Any, ...]:
         """The data: the same for the same seed.

@@ -53,6 +53,16 @@ def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
     tl.copy_to(state.m, m_new)
 
 
+def merge(tl: Any, state: Running, other: Running) -> None:
+    """Fold the state of other keys into the state, which is written with copy_to."""
+    m_new = tl.maximum(state.m, other.m)
+    m_safe = tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)  # as in `fold`
+    mine, theirs = tl.exp(state.m - m_safe), tl.exp(other.m - m_safe)
+    tl.copy_to(state.l, state.l * mine + other.l * theirs)
+    tl.copy_to(state.acc, state.acc * mine + other.acc * theirs)
+    tl.copy_to(state.m, m_new)
+
+
 class Tiles:
     """Tiles of keys and values, loaded where they are used."""
 
