@@ -34,7 +34,7 @@ def start(tl: Any, rows: int, dim: int) -> Running:
     )
 
 
-def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
+def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
     """Fold one tile into the state.
 
     Args:
@@ -42,6 +42,8 @@ def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
       state: written with copy_to.
       s: (rows, tile) float32 scores, -inf where a row does not see a key.
       v: (tile, dim) values of the tile's keys.
+      wide: keep the probabilities in float32, which the product with values of a
+        smaller dtype takes longer for; else they are rounded to that of the values.
     """
     m_new = tl.maximum(state.m, tl.max(s, axis=1, keepdims=True))
     # A row that has seen no key yet has m_new = -inf, and -inf - -inf is NaN.
@@ -49,7 +51,8 @@ def fold(tl: Any, state: Running, s: Any, v: Any) -> None:
     p = tl.exp(s - m_safe)
     scale = tl.exp(state.m - m_safe)
     tl.copy_to(state.l, state.l * scale + tl.sum(p, axis=1, keepdims=True))
-    tl.copy_to(state.acc, state.acc * scale + tl.dot(p.to(v.dtype), v))
+    weights = p if wide else p.to(v.dtype)
+    tl.copy_to(state.acc, state.acc * scale + tl.dot(weights, v))
     tl.copy_to(state.m, m_new)
 
 

@@ -9,8 +9,8 @@ prefill the queries of the last `Sq` of them, for the `group` query heads that s
 - Decode: keys and values stay. Each rank folds its own, and the partial results (the
   maximum, the denominator and the numerator, all in float32) go around.
 
-Partials are never rounded to the output's dtype before the end, so the error does not
-grow with the ring.
+Nothing is rounded to the output's dtype before the end, so the error does not grow with
+the ring.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _attend(
     s = tl.dot(q, tl.trans(here[0])) * q.shape[1] ** -0.5
     if distance is not None:
         s = tl.where(distance <= limit, s, attention.NEGATIVE_INFINITY)
-    attention.fold(tl, state, s, here[1])
+    attention.fold(tl, state, s, here[1], wide=True)
 
 
 def ring_gqa_decode(

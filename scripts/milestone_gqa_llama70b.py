@@ -123,6 +123,7 @@ def check(what: str, keys: int, ranks: int, hardware: Hardware) -> Check:
 def show(rows: list[Row], checks: list[Check], budget: int, hardware: str) -> None:
     """Both tables."""
     console = Console()
+    console.width = max(console.width, 132)  # no figure is cut
     depths = list(rows[0].latency_us) if rows else []
     table = Table(title=f"ring prefill, 16 queries a rank, float32, {hardware}")
     for name in ("keys/rank", "ranks", "context", "unscoped B", "scoped B"):
@@ -132,8 +133,9 @@ def show(rows: list[Row], checks: list[Check], budget: int, hardware: str) -> No
         table.add_column("overlap", justify="right", no_wrap=True)
     for one in rows:
         over = "" if one.unscoped_bytes <= budget else " x"
+        most = max(one.scoped_bytes.values())
         cells = [f"{one.keys_per_rank:,}", f"{one.ranks}", f"{one.context:,}",
-                 f"{one.unscoped_bytes:,}{over}", f"{max(one.scoped_bytes.values()):,}"]  # fmt: skip
+                 f"{one.unscoped_bytes:,}{over}", f"{most:,}"]  # fmt: skip
         for depth in depths:
             cells += [f"{one.latency_us[depth]:,.1f}", f"{one.overlap[depth]:.0%}"]
         table.add_row(*cells)
