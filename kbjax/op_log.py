@@ -181,7 +181,7 @@ class OpLog:
           ShapeError: for a PE that the program does not have, and a range with a step.
         """
         for what, name, names in (
-            ("engine", engine, costs.ENGINES),
+            ("engine", engine, (*costs.ENGINES, "wait")),
             ("op", op_name, costs.OP_NAMES),
         ):
             if name is not None and name not in names:
