@@ -51,6 +51,13 @@ class Domain:
     loops: tuple[Var, ...] = ()
     conditions: tuple[Expr, ...] = ()
 
+    def __str__(self) -> str:
+        """``in the iterations of i where j < 3``."""
+        loops = ", ".join(loop.name for loop in self.loops)
+        conditions = " and ".join(map(str, self.conditions))
+        inside = f"in the iterations of {loops}" if loops else "outside loops"
+        return f"{inside} where {conditions}" if conditions else inside
+
     def inside(self, loop: Var) -> Domain:
         return Domain((*self.loops, loop), self.conditions)
 

@@ -50,9 +50,11 @@ class Flights:
 
     Attributes:
       never_waited_for: by line; those of a body that is recorded twice, once.
+      forgotten: what its block has ended without.
     """
 
     never_waited_for: dict[Site, Transfer] = field(default_factory=dict)
+    forgotten: set[Transfer] = field(default_factory=set)
     _open: dict[Transfer, None] = field(default_factory=dict)
     _log: list[tuple[Transfer, bool]] = field(default_factory=list)  # True: issued
 
@@ -99,15 +101,25 @@ class Flights:
             if not issued and transfer not in own:
                 self.issue(transfer)
 
+    def find(self, wanted: Callable[[Transfer], bool]) -> list[Transfer]:
+        """Those in flight that are wanted, in the order of issue."""
+        return [transfer for transfer in self._open if wanted(transfer)]
+
+    def receives_since(self, mark: int) -> list[Transfer]:
+        """The receives in flight that were issued since the mark."""
+        issued = {transfer for transfer, issued in self._log[mark:] if issued}
+        return self.find(lambda t: t.receive is not None and t in issued)
+
     def drop(self, lost: Callable[[Transfer], bool]) -> list[Transfer]:
         """Take out those that are lost, and give them."""
-        found = [transfer for transfer in self._open if lost(transfer)]
+        found = self.find(lost)
         for transfer in found:
             self.land(transfer)
         return found
 
     def forget(self, transfer: Transfer) -> None:
         """It will never be waited for. A send need not be."""
+        self.forgotten.add(transfer)
         if not transfer.only_reads:
             self.never_waited_for.setdefault(transfer.site, transfer)
 
@@ -128,14 +140,22 @@ class Flights:
         Raises:
           HazardError: naming both lines.
         """
+        op, written, site = command.op, command.writes, command.site
         for transfer in self._open:
-            if command.writes is not None:
-                if _may_overlap(command.writes, transfer.ref, domain):
-                    raise _hazard(command, "writes", transfer)
-            if not transfer.only_reads:
-                for ref in command.reads:
-                    if _may_overlap(ref, transfer.ref, domain):
-                        raise _hazard(command, "reads", transfer)
+            if written is not None and _may_overlap(written, transfer.ref, domain):
+                raise _hazard(op, "writes", transfer, site)
+        for ref in command.reads:
+            self.check_read(op, ref, domain, site)
+
+    def check_read(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
+        """Refuse a read of bytes that a transfer writes.
+
+        Raises:
+          HazardError: naming both lines.
+        """
+        for transfer in self._open:
+            if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
+                raise _hazard(op, "reads", transfer, site)
 
 
 def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:
@@ -157,12 +177,12 @@ def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:
     return domain.find(meet) != (True, None)
 
 
-def _hazard(command: Command, verb: str, transfer: Transfer) -> errors.HazardError:
+def _hazard(op: str, verb: str, transfer: Transfer, site: Site) -> errors.HazardError:
     busy = "reads" if transfer.only_reads else "writes"
     return errors.HazardError(
-        f"{command.op} {verb} bytes that the {transfer.op} of {transfer.site} still "
+        f"{op} {verb} bytes that the {transfer.op} of {transfer.site} still "
         f"{busy}: it is not certain to have been waited for",
-        site=command.site,
+        site=site,
         remedy=f"Call wait() on what the {transfer.op} gave before this line",
     )
 

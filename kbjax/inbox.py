@@ -3,6 +3,7 @@ message put in gives a new one."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -40,35 +41,39 @@ class Inbox(NamedTuple):
         """With a message, (*lead, *shape), to the PEs of the mask `to`, (*lead,) bool;
         to all where it is None."""
         message = seal(message)
-        kept = [
-            _where(self._is_at(self.sent, slot, to), message, self.slots[slot])
-            for slot in range(self.capacity)
-        ]
-        return self._replace(slots=jnp.stack(kept), sent=_counted(self.sent, to))
+        kept = _where(self._next_slot(to), message[None], self.slots)
+        return self._replace(slots=kept, sent=_counted(self.sent, to))
 
     def take(self, by: Any) -> tuple[jax.Array, Inbox]:
         """The oldest message of each PE, (*lead, *shape), taken by the PEs of the mask;
         by all where it is None. What the others find means nothing."""
-        message = self.slots[0]
-        for slot in range(1, self.capacity):
-            here = self._is_at(self.taken, slot, None)
-            message = _where(here, self.slots[slot], message)
+        if self.capacity == 1:
+            message = self.slots[0]
+        else:
+            slot = lax.rem(self.taken, jnp.int32(self.capacity))
+            find = functools.partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
+            if self.taken.ndim:
+                find = jax.vmap(find, in_axes=(1, 0))
+            message = find(self.slots, slot)
         return seal(message), self._replace(taken=_counted(self.taken, by))
 
-    def _is_at(self, count: jax.Array, slot: int, mask: Any) -> Any:
-        """On which PEs the count is at the slot; None for all."""
+    def _next_slot(self, to: Any) -> Any:
+        """(capacity, *lead) bool, where a message to the PEs of the mask is put; None
+        for everywhere."""
         if self.capacity == 1:
-            return mask
-        here = lax.rem(count, jnp.int32(self.capacity)) == slot
-        return here if mask is None else here & mask
+            return None if to is None else to[None]
+        slots = lax.broadcasted_iota(
+            jnp.int32, (self.capacity, *self.sent.shape), dimension=0
+        )
+        here = lax.rem(self.sent, jnp.int32(self.capacity))[None] == slots
+        return here if to is None else here & to[None]
 
 
 def _where(mask: Any, new: jax.Array, old: jax.Array) -> jax.Array:
     if mask is None:
         return new
-    return jnp.where(
-        mask.reshape(*mask.shape, *(1,) * (new.ndim - mask.ndim)), new, old
-    )
+    mask = mask.reshape(*mask.shape, *(1,) * (new.ndim - mask.ndim))
+    return jnp.where(mask, new, old)
 
 
 def _counted(count: jax.Array, mask: Any) -> jax.Array:

@@ -9,6 +9,7 @@ waits further up in the program, is refused.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class _Exchange:
     )
     _held: Counter[tuple[int, Channel]] = field(default_factory=Counter)
 
-    @property
+    @functools.cached_property
     def pes(self) -> int:
         values = []
         for item in self.program.walk():
@@ -188,7 +189,8 @@ class _Blocked:
             for pe in range(pes):
                 if active[pe % len(active)]:
                     self.runs[pe].append(command)
-        self.at, sent, taken = [0] * pes, Counter[Any](), Counter[Any]()
+        self.at, sent = [0] * pes, Counter[Any]()
+        self.taken = taken = Counter[tuple[int, int]]()
         todo = [*range(pes)]
         while todo:
             pe = todo.pop()
@@ -231,11 +233,11 @@ class _Blocked:
             waits = self.waits(one)
             assert waits is not None
             sender = self.exchange.sender(one, waits.offset)
-            if self.waits(sender) is None:
-                count = sum(
-                    isinstance(c, SendCmd) and c.offset == waits.offset
-                    for c in self.runs[sender]
-                )
+            count = sum(
+                isinstance(c, SendCmd) and c.offset == waits.offset
+                for c in self.runs[sender]
+            )
+            if count == self.taken[one, waits.offset]:
                 return errors.KernelError(
                     f"PE {one} waits at {waits.site} for a message of PE {sender} that "
                     "is never sent",

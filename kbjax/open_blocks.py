@@ -89,7 +89,7 @@ class OpenBlocks:
                 remedy="Write `with tl.when(condition):` around the commands",
             )
         self.close_buffers(self.arena.levels[0], "kernel")
-        self.forget(self.flights.drop(lambda transfer: True))
+        self.forget(self.flights.find(lambda transfer: True))
         self.flights.warn_of_never_waited_for()
         return tuple(self.blocks[0].statements)
 
@@ -172,6 +172,9 @@ class OpenBlocks:
         for transfer in self.flights.drop(lambda t: t.ref.root >= scope.first_uid):
             return flight.ended(transfer, scope.kind, scope.line.site)
         try:
+            if scope.condition is not None:
+                mark = self.blocks[-1].marks.flights
+                self.forget(self.flights.receives_since(mark))
             self.close_buffers(scope, scope.kind)
         except errors.KbjaxError as error:
             return error
@@ -224,12 +227,31 @@ class OpenBlocks:
                 "deeper",
             )
 
+    def receive(self, transfer: Transfer, site: Site) -> None:
+        """Take its message, if it is in flight, after those of its offset that were to
+        be received before it.
+
+        Raises:
+          KernelError: for a receive of other iterations or conditions than those here.
+        """
+        if transfer in self.flights.forgotten:
+            raise _elsewhere(transfer, "after that block", site)
+        for one in self.flights.up_to(transfer):
+            if one.domain != self.domain:
+                raise _elsewhere(one, str(self.domain), site)
+            assert one.receive is not None
+            self.flights.land(one)
+            self.mark_written(one.receive.out)
+            self.emit(one.receive)
+
     def forget(self, transfers: Iterable[Transfer]) -> None:
         """They are never waited for; what a receive waits for comes all the same."""
         for transfer in transfers:
-            self.flights.forget(transfer)
             if transfer.receive is not None:
-                self.emit(transfer.receive)
+                self.receive(transfer, transfer.site)
+            else:
+                self.flights.land(transfer)
+            self.flights.forget(transfer)
 
     @property
     def body(self) -> object:
@@ -314,3 +336,14 @@ class OpenBlocks:
         self.written.rewind(marks.written)
         self.flights.rewind(marks.flights)
         self.counts = marks.counts
+
+
+def _elsewhere(transfer: Transfer, here: str, site: Site) -> errors.KernelError:
+    return errors.KernelError(
+        f"the recv of {transfer.site} is waited for in other iterations, or under "
+        "other conditions, than those that issued it",
+        site=site,
+        got=f"issued {transfer.domain}, waited for {here}",
+        remedy="Wait in the same loop body and under the same tl.when, before a later "
+        "recv of its offset gets its message",
+    )

@@ -171,6 +171,11 @@ class Recorder(OpenBlocks):
             self.raise_pending()
             self.check_closed(level)
             self.close_buffers(level, "tl.range body")
+            own = self.flights.find(lambda t: t.ref.root >= level.first_uid)
+            if level.runs:
+                self.forget(own)
+            else:
+                self.flights.drop(own.__contains__)
         except (GeneratorExit, errors.KbjaxError) as left:
             if level in self.arena.levels:
                 del self.blocks[depth:]
@@ -180,8 +185,6 @@ class Recorder(OpenBlocks):
                 if isinstance(left, GeneratorExit):
                     self.pending = self.pending or usage.loop_left_early(site)
             raise
-        own = self.flights.drop(lambda t: t.ref.root >= level.first_uid)
-        self.forget(own if level.runs else ())
         self.domain = outside
         block = tuple(self.blocks.pop().statements)
         after = carried.snapshot(kernel_frame(), lambda t: loop_index in t.loops)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from kbjax import errors, expr, signatures
 from kbjax.aliases import Aliases
 from kbjax.buffers import CircularBuffer
-from kbjax.domain import Domain
 from kbjax.emitter import python_scalar
 from kbjax.flight import Transfer
 from kbjax.futures import LoadFuture, SendFuture
@@ -278,23 +277,6 @@ class Transfers(Aliases):
             recorder.flights.check(command, recorder.domain)
         return LoadFuture(self, out, self._issue("recv", write, site, command))
 
-    def _receive(self, transfer: Transfer, site: Site) -> None:
-        """At a wait, take its message."""
-        assert transfer.receive is not None
-        recorder = self._recorder
-        if transfer.domain != recorder.domain:
-            raise errors.KernelError(
-                f"the recv of {transfer.site} is waited for in other iterations, or "
-                "under other conditions, than those that issued it",
-                site=site,
-                got=f"issued {_where(transfer.domain)}, waited for "
-                f"{_where(recorder.domain)}",
-                remedy="Wait in the same loop body, and under the same tl.when",
-            )
-        recorder.flights.land(transfer)
-        recorder.mark_written(transfer.receive.out)
-        recorder.emit(transfer.receive)
-
     # --- what they share -------------------------------------------------------------
 
     def wait_for(self, transfer: Transfer) -> None:
@@ -310,10 +292,10 @@ class Transfers(Aliases):
                 remedy="Wait in the same iteration, or let tl.circular_buffer carry "
                 "tiles from one iteration to the next",
             )
-        if transfer.receive is None:
+        if transfer.receive is not None:
+            recorder.receive(transfer, site)
+        else:
             recorder.flights.land(transfer)
-        for one in recorder.flights.up_to(transfer):
-            self._receive(one, site)
 
     def _issue(
         self, op: str, ref: Ref, site: Site, receive: RecvCmd | None = None
@@ -369,11 +351,3 @@ class Transfers(Aliases):
         self, source: HbmRef, out: Ref, filling: Scalar | None, site: Site
     ) -> None:
         self._emit(LoadCmd(view=source, out=out, other=filling, **self._now(site)))
-
-
-def _where(domain: Domain) -> str:
-    """``in i when j < 3``, for messages."""
-    loops = ", ".join(loop.name for loop in domain.loops)
-    conditions = " and ".join(map(str, domain.conditions))
-    inside = f"in the iterations of {loops}" if loops else "outside loops"
-    return f"{inside} where {conditions}" if conditions else inside

@@ -4,8 +4,8 @@ A second opinion on the op_log, written from the timing rules of the design and 
 kbjax: it has an evaluator of expressions, cost formulas and byte ranges of its own. An
 engine is a SimPy process that takes its commands in the order of issue. A command waits
 for the events that say that earlier commands have ended: the last writers of the bytes
-it reads, and the readers and writers of the bytes it will write. Times are integers of
-picoseconds.
+it reads, and the readers and writers of the bytes it will write. A receive is on no
+engine: it ends with the send of its message. Times are integers of picoseconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from typing import Any, NamedTuple
 import simpy
 
 from kbjax.hardware import Hardware, PeGemm
-from kbjax.program import LoadCmd, Loop, Program, Scope, StoreCmd, When
+from kbjax.program import (
+    LoadCmd,
+    Loop,
+    Program,
+    RecvCmd,
+    Scope,
+    SendCmd,
+    StoreCmd,
+    When,
+)
 
-ENGINES = ("dma", "gemm", "math")
+ENGINES = ("dma", "gemm", "math", "link")
 _NODES: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv, "mod": operator.mod, "mul": operator.mul,
     "min": min, "max": max, "lt": operator.lt, "le": operator.le, "eq": operator.eq,
@@ -35,9 +44,9 @@ class Run(NamedTuple):
 
     Attributes:
       command: what the program holds.
-      engine: of `ENGINES`.
+      engine: of `ENGINES`; "wait" for a receive.
       cost_ps: how long it occupies its engine.
-      nbytes: what a load or store moves, or an op writes.
+      nbytes: what a load, a store or a message moves, or an op writes.
       reads, writes: offsets in scratch.
       indices: name and iteration number of each loop around it, outermost first.
     """
@@ -112,6 +121,8 @@ def executed(program: Program, pe: int = 0) -> Iterator[Run]:
         writes = spans[-1] if command.writes is not None else range(0)
         if isinstance(command, LoadCmd | StoreCmd):
             moved = moved_bytes(program, command.view, env)
+        elif isinstance(command, SendCmd):
+            moved = len(reads[0])
         else:
             moved = len(writes)
         engine, cost = cost_ps(command, moved, program.hardware)
@@ -144,6 +155,12 @@ def cost_ps(command: Any, moved: int, hardware: Hardware) -> tuple[str, int]:
         dma = hardware.pe_dma
         wire_ns = moved / exact(dma.bandwidth_gb_s)  # 1 GB/s is a byte a nanosecond
         return "dma", up_ps(exact(dma.latency_ns) + wire_ns)
+    if isinstance(command, SendCmd):
+        link = hardware.pe_link
+        wire_ns = moved / exact(link.bandwidth_gb_s)
+        return "link", up_ps(exact(link.latency_ns) + wire_ns)
+    if isinstance(command, RecvCmd):
+        return "wait", 0
     if command.op == "dot":
         gemm = hardware.pe_gemm
         (m, k), (_, n) = (ref.shape for ref in command.reads[:2])
@@ -243,32 +260,82 @@ def waits(runs: Sequence[Run]) -> list[set[int]]:
 # --- when it runs --------------------------------------------------------------------
 
 
-def simulate(program: Program, pe: int = 0) -> list[Timed]:
-    """When each command runs on a PE, in issue order."""
-    runs = list(executed(program, pe))
-    before = waits(runs)
+def simulate(program: Program) -> list[list[Timed]]:
+    """When each command runs on each PE, in issue order."""
     env = simpy.Environment()
-    ended = [env.event() for _ in runs]
-    times: dict[int, tuple[int, int]] = {}
-
-    def engine(name: str) -> Generator[simpy.Event, None, None]:
-        for number, run in enumerate(runs):
-            if run.engine != name:
-                continue
-            for earlier in before[number]:
-                yield ended[earlier]
-            start = env.now
-            yield env.timeout(run.cost_ps)
-            times[number] = int(start), int(env.now)
-            ended[number].succeed()
-
-    for name in ENGINES:
-        env.process(engine(name))
+    posts = Posts(program.num_pes, env)
+    pes = [Pe(program, pe, env, posts) for pe in range(program.num_pes)]
     env.run()
-    return [
-        Timed(
-            run.command.op, run.engine, *times[number], run.nbytes, run.indices,
-            run.command.site,
-        )
-        for number, run in enumerate(runs)
-    ]  # fmt: skip
+    return [pe.timed() for pe in pes]
+
+
+class Posts:
+    """Messages: an event for the end of send number k with an offset to a PE, made by
+    whoever asks first."""
+
+    def __init__(self, num_pes: int, env: simpy.Environment) -> None:
+        self.num_pes, self.env = num_pes, env
+        self.events: dict[tuple[int, int, int], simpy.Event] = {}
+
+    def event(self, receiver: int, offset: int, k: int) -> simpy.Event:
+        key = (receiver % self.num_pes, offset, k)
+        if key not in self.events:
+            self.events[key] = self.env.event()
+        return self.events[key]
+
+
+class Pe:
+    """The engines of one PE, which run when the environment does."""
+
+    def __init__(
+        self, program: Program, pe: int, env: simpy.Environment, posts: Posts
+    ) -> None:
+        self.env = env
+        self.runs = list(executed(program, pe))
+        self.before = waits(self.runs)
+        self.ended = [env.event() for _ in self.runs]
+        self.times: dict[int, tuple[int, int]] = {}
+        self.message: dict[int, simpy.Event] = {}  # sent or received by a run
+        count: dict[tuple[str, int], int] = {}
+        for number, run in enumerate(self.runs):
+            if isinstance(run.command, SendCmd | RecvCmd):
+                offset = run.command.offset
+                k = count[run.engine, offset] = count.get((run.engine, offset), -1) + 1
+                to = pe + offset if isinstance(run.command, SendCmd) else pe
+                self.message[number] = posts.event(to, offset, k)
+            if run.engine == "wait":
+                env.process(self.receive(number))
+        for name in ENGINES:
+            env.process(self.engine(name))
+
+    def ready(self, number: int) -> Generator[simpy.Event, None, int]:
+        for earlier in self.before[number]:
+            yield self.ended[earlier]
+        return int(self.env.now)
+
+    def engine(self, name: str) -> Generator[simpy.Event, None, None]:
+        for number, run in enumerate(self.runs):
+            if run.engine == name:
+                start = yield from self.ready(number)
+                yield self.env.timeout(run.cost_ps)
+                self.end(number, start)
+                if number in self.message:
+                    self.message[number].succeed()
+
+    def receive(self, number: int) -> Generator[simpy.Event, None, None]:
+        start = yield from self.ready(number)
+        yield self.message[number]
+        self.end(number, start)
+
+    def end(self, number: int, start: int) -> None:
+        self.times[number] = start, int(self.env.now)
+        self.ended[number].succeed()
+
+    def timed(self) -> list[Timed]:
+        return [
+            Timed(
+                run.command.op, run.engine, *self.times[number], run.nbytes,
+                run.indices, run.command.site,
+            )
+            for number, run in enumerate(self.runs)
+        ]  # fmt: skip

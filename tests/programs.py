@@ -22,7 +22,8 @@ import contextlib
 import dataclasses
 import linecache
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -203,6 +204,8 @@ class Writer(Ops):
         for _ in range(rng.choice((1, 2, 1))):
             self._make_target()
         self.budget, self.most_lines = rng.randint(3, 8), rng.randint(8, 16)
+        if program_ids and rng.random() < 0.4:
+            self._ring_step()
         self._loop()
         self._body(2)
         self._results()
@@ -257,6 +260,8 @@ class Writer(Ops):
             kinds += [self._loop, self._when, self._scope, self._when]
         if self.nested:
             kinds += [self._store_rows, self._update]
+        if self.program_ids:
+            kinds += [self._ring_step] * 3
         self.budget -= 1
         rng.choice(kinds)()
 
@@ -491,6 +496,35 @@ class Writer(Ops):
         ends = [f"{n}[tl.ds(0, {last})]", f"{n}[tl.ds(1, {last})]"]
         self.rng.shuffle(ends)
         self.line(f"tl.copy_to({ends[0]}, {ends[1]})")
+
+    # --- messages --------------------------------------------------------------------
+
+    def _ring_step(self) -> None:
+        """A tile to another PE, and what comes from one; to itself, where only some PEs
+        run this line."""
+        rng, t = self.rng, self.pick()
+        if t is None:
+            return
+        by_pe = any(re.search(r"\bpe\b", line) for line in self._around())
+        offset = 0 if by_pe else rng.choice((1, -1, 2, 0, PES + 1))
+        sent, posted = (f"{letter}{next(self.names)}" for letter in "sr")
+        receive = f'tl.recv({t.shape}, "{t.dtype}", {offset})'
+        self.line(f"{sent} = tl.send({t.name}, {offset})")
+        if rng.random() < 0.5:
+            self.line(f"{posted} = {receive}")
+            receive = posted
+            self._op()
+        self.tile(f"{receive}.wait()", t.shape, t.dtype, t.bound, t.exact)
+        self.line(f"{sent}.wait()")
+
+    def _around(self) -> Iterator[str]:
+        """The lines that open the blocks around the next one."""
+        depth = self.depth
+        for line in reversed(self.lines):
+            own = (len(line) - len(line.lstrip())) // 4
+            if own < depth:
+                depth = own
+                yield line
 
     # --- fitting ---------------------------------------------------------------------
 

@@ -13,10 +13,13 @@ zero wins in `maximum(-0.0, 0.0)` and its kin.
 
 from __future__ import annotations
 
+import contextvars
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import ml_dtypes
@@ -76,17 +79,36 @@ def run(program: Any, inputs: Sequence[Any], poison: bool = False) -> Result:
             tensors.append(np.full(shape, _never_stored(dtype), dtype))
     size = program.hardware.pe_tcm.scratch_bytes
     memory = np.full((pes, size), 0xFF, np.uint8)
+    offsets = {c.offset for c in _commands(program.commands) if c.op == "send"}
+    boxes = {(pe, k): SimpleQueue[Array]() for pe in range(pes) for k in offsets}
+    machines = []
     for pe in range(pes):
         mine = [
             tensor[pe, ...] if pes > 1 and spec.pe_axis is not None else tensor
             for tensor, spec in zip(tensors, program.slots, strict=True)
         ]
         env = {program.program_id.uid: pe}
-        machine = Machine(program, memory[pe], mine, env, poison)
-        with np.errstate(all="ignore"):
-            machine.block(program.commands)
+        machines.append(Machine(program, memory[pe], mine, env, poison))
+        machines[-1].boxes = boxes
+    with np.errstate(all="ignore"), ThreadPoolExecutor(pes) as threads:
+        # A thread each, where one waits for the messages of another.
+        ended = [
+            threads.submit(contextvars.copy_context().run, one.block, program.commands)
+            for one in machines
+        ]
+        for one in ended:
+            one.result()
     outputs = tuple(tensors[slot] for slot in program.output_slots)
     return Result(outputs, memory if pes > 1 else memory[0])
+
+
+def _commands(block: Sequence[Any]) -> Iterator[Any]:
+    """Each once, as the program lists them."""
+    for item in block:
+        if hasattr(item, "body"):
+            yield from _commands(item.body)
+        else:
+            yield item
 
 
 def _never_stored(dtype: np.dtype) -> float | int | bool:
@@ -142,7 +164,7 @@ def grown(program: Any, loops: Sequence[int], env: Mapping[int, int]) -> int:
 class Machine:
     """One PE: its bytes, the HBM tensors as it sees them, and the loop indices. Those
     of a loop that has ended stay at its last iteration, as Python's would; `open_loops`
-    are the others."""
+    are the others. `boxes` hold what was sent, by receiver and offset."""
 
     program: Any
     memory: Array
@@ -150,6 +172,7 @@ class Machine:
     env: dict[int, int] = field(default_factory=dict)
     poison: bool = False
     open_loops: list[int] = field(default_factory=list)
+    boxes: Mapping[tuple[int, int], SimpleQueue[Array]] = field(default_factory=dict)
 
     def block(self, block: Sequence[Any]) -> None:
         for item in block:
@@ -194,6 +217,16 @@ class Machine:
         src, dst = (offset(self.program, r, self.env) for r in (copy.src, copy.dst))
         moved = self.memory[src : src + copy.nbytes].copy()
         self.memory[dst : dst + copy.nbytes] = moved
+
+    def do_SendCmd(self, send: Any) -> None:
+        to = (
+            self.env[self.program.program_id.uid] + send.offset
+        ) % self.program.num_pes
+        self.boxes[to, send.offset].put(self.read(send.src))
+
+    def do_RecvCmd(self, recv: Any) -> None:
+        pe = self.env[self.program.program_id.uid]
+        self.write(recv.out, self.boxes[pe, recv.offset].get(timeout=60))
 
     def do_OpCmd(self, command: Any) -> None:
         operands: list[Any] = []

@@ -31,8 +31,8 @@ def assert_as_simulated(call: Any, inputs: Any, source: str = "") -> int:
     rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
     wanted = [
         (pe, timed)
-        for pe in range(program.num_pes)
-        for timed in discrete_events.simulate(program, pe)
+        for pe, times in enumerate(discrete_events.simulate(program))
+        for timed in times
     ]
     for row, (pe, timed) in zip(rows, wanted, strict=False):
         op, engine, start_ns, end_ns, nbytes, loop, on = row
@@ -109,7 +109,7 @@ def test_a_simulation_by_hand() -> None:
     )
     spec = jax.ShapeDtypeStruct((2, 4), "float32")
     program = kb.kernel_call(kernel, spec, hardware=hardware).record(spec)
-    assert [t[:-1] for t in discrete_events.simulate(program)] == [
+    assert [t[:-1] for t in discrete_events.simulate(program)[0]] == [
         ("load", "dma", 0, 26_000, 16, (("i", 0),)),
         ("add", "math", 26_000, 29_000, 16, (("i", 0),)),
         ("store", "dma", 29_000, 55_000, 16, (("i", 0),)),

@@ -200,7 +200,7 @@ def test_the_jump_stops_in_time(kernel: Callable[..., None], hardware: str) -> N
         warnings.simplefilter("ignore")
         call = kb.kernel_call(kernel, TILE, hardware=HARDWARE[hardware], checks=checks)
         log, program = call.op_log(TILES), call.record(TILES)
-    want = [(one.start_ps, one.end_ps) for one in discrete_events.simulate(program, 0)]
+    want = [(one.start_ps, one.end_ps) for one in discrete_events.simulate(program)[0]]
     columns = log.columns(["start_ps", "end_ps"])
     pairs = zip(*(c.tolist() for c in columns.values()), strict=True)
     for number, (found, wanted) in enumerate(zip(pairs, want, strict=True)):
@@ -227,7 +227,7 @@ def test_a_folded_loop_that_only_takes_scratch() -> None:
 
     program = kb.kernel_call(kernel, TILE).record(TILES)
     assert len(program.commands) == 3
-    log, simulated = op_log.of(program), discrete_events.simulate(program, 0)
+    log, simulated = op_log.of(program), discrete_events.simulate(program)[0]
     found = log.columns(["end_ps"])["end_ps"].tolist()
     assert found == [one.end_ps for one in simulated]
 

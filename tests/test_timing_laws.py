@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax.hardware import PeDma, PeGemm, PeMath, PeTcm
+from kbjax.hardware import PeDma, PeGemm, PeLink, PeMath, PeTcm
 from tests.discrete_events import ENGINES, Run, exact, executed, gemm_rate
 from tests.timing_programs import TimingKernel, timing_kernel
 
@@ -139,6 +139,7 @@ def gemm_ns(runs: list[Run], gemm: PeGemm) -> Fraction:
 def faster(hardware: kb.Hardware, factor: int) -> kb.Hardware:
     """Every rate times `factor`, every latency and overhead divided by it."""
     dma, gemm, math = hardware.pe_dma, hardware.pe_gemm, hardware.pe_math
+    link = hardware.pe_link
     return dataclasses.replace(
         hardware,
         pe_dma=PeDma(
@@ -154,6 +155,10 @@ def faster(hardware: kb.Hardware, factor: int) -> kb.Hardware:
             math,
             clock_ghz=math.clock_ghz * factor,
             overhead_ns=math.overhead_ns / factor,
+        ),
+        pe_link=PeLink(
+            bandwidth_gb_s=link.bandwidth_gb_s * factor,
+            latency_ns=link.latency_ns / factor,
         ),
     )
 
