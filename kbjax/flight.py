@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from kbjax import errors, expr
 from kbjax.domain import Domain
-from kbjax.program import Command
 from kbjax.refs import Ref
 from kbjax.site import Site
 
@@ -109,20 +108,25 @@ class Flights:
                 site.line,
             )
 
-    def check(self, command: Command, domain: Domain) -> None:
-        """Refuse a command that touches what a transfer owns.
+    def check_read(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
+        """Refuse a read of bytes that a transfer writes.
 
         Raises:
           HazardError: naming both lines.
         """
         for transfer in self._open:
-            if command.writes is not None:
-                if _may_overlap(command.writes, transfer.ref, domain):
-                    raise _hazard(command, "writes", transfer)
-            if not transfer.only_reads:
-                for ref in command.reads:
-                    if _may_overlap(ref, transfer.ref, domain):
-                        raise _hazard(command, "reads", transfer)
+            if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
+                raise _hazard(op, "reads", transfer, site)
+
+    def check_write(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
+        """Refuse a write of bytes that a transfer reads or writes.
+
+        Raises:
+          HazardError: naming both lines.
+        """
+        for transfer in self._open:
+            if _may_overlap(ref, transfer.ref, domain):
+                raise _hazard(op, "writes", transfer, site)
 
 
 def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:
@@ -144,12 +148,12 @@ def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:
     return domain.find(meet) != (True, None)
 
 
-def _hazard(command: Command, verb: str, transfer: Transfer) -> errors.HazardError:
+def _hazard(op: str, verb: str, transfer: Transfer, site: Site) -> errors.HazardError:
     busy = "reads" if transfer.only_reads else "writes"
     return errors.HazardError(
-        f"{command.op} {verb} bytes that the {transfer.op} of {transfer.site} still "
+        f"{op} {verb} bytes that the {transfer.op} of {transfer.site} still "
         f"{busy}: it is not certain to have been waited for",
-        site=command.site,
+        site=site,
         remedy=f"Call wait() on what the {transfer.op} gave before this line",
     )
 
