@@ -156,9 +156,9 @@ class Emitter:
             value, recorder.arena, recorder.domain, recorder.before, site
         )
         if problem is None:
-            recorder.use_index(value.ref.offset, site)
             if isinstance(value.lease, Slot):
                 recorder.use_slot(value, value.lease, site)
+            recorder.use_index(value.ref.offset, site)
             return value.ref
         self._complain(problem)
         return usage.last_bytes(
@@ -166,9 +166,12 @@ class Emitter:
         )
 
     def _read(self, op: str, value: object, site: Site) -> Ref:
-        """The bytes of a tile that is read: alive and written to."""
+        """The bytes of a tile that is read: alive, written to, and not in flight."""
         ref = self._tile(op, value, site)
-        if not self._recorder.is_written(ref):
+        recorder = self._recorder
+        if recorder.runs:
+            recorder.flights.check_read(op, ref, recorder.domain, site)
+        if not recorder.is_written(ref):
             assert isinstance(value, TensorHandle)
             recorder = self._recorder  # the bytes of a receive are written at its wait
             recorder.flights.check_read(op, ref, recorder.domain, site)
@@ -270,12 +273,13 @@ class Emitter:
         return TensorHandle(self, x.allocation, ref, made_by, x.lease, loops)
 
     def _emit(self, command: Command) -> None:
-        recorder = self._recorder
-        if recorder.runs:
-            recorder.flights.check(command, recorder.domain)
-        if command.writes is not None:
-            self._recorder.mark_written(command.writes)
-        self._recorder.emit(command)  # type: ignore[arg-type]
+        recorder, ref = self._recorder, command.writes
+        if ref is not None:
+            if recorder.runs:
+                domain, site = recorder.domain, command.site
+                recorder.flights.check_write(command.op, ref, domain, site)
+            recorder.mark_written(ref)
+        recorder.emit(command)  # type: ignore[arg-type]
 
     def _now(self, site: Site) -> dict[str, Any]:
         arena = self._recorder.arena

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 from kbjax import errors, expr
 from kbjax.domain import Domain
+<<<<<<< HEAD
 from kbjax.program import Command, RecvCmd
+=======
+>>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
 from kbjax.refs import Ref
 from kbjax.site import Site
 
@@ -134,14 +137,15 @@ class Flights:
                 site.line,
             )
 
-    def check(self, command: Command, domain: Domain) -> None:
-        """Refuse a command that touches what a transfer owns.
+    def check_read(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
+        """Refuse a read of bytes that a transfer writes.
 
         Raises:
           HazardError: naming both lines.
         """
         op, written, site = command.op, command.writes, command.site
         for transfer in self._open:
+<<<<<<< HEAD
             if written is not None and _may_overlap(written, transfer.ref, domain):
                 raise _hazard(op, "writes", transfer, site)
         for ref in command.reads:
@@ -149,13 +153,25 @@ class Flights:
 
     def check_read(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
         """Refuse a read of bytes that a transfer writes.
+=======
+            if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
+                raise _hazard(op, "reads", transfer, site)
+
+    def check_write(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
+        """Refuse a write of bytes that a transfer reads or writes.
+>>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
 
         Raises:
           HazardError: naming both lines.
         """
         for transfer in self._open:
+<<<<<<< HEAD
             if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
                 raise _hazard(op, "reads", transfer, site)
+=======
+            if _may_overlap(ref, transfer.ref, domain):
+                raise _hazard(op, "writes", transfer, site)
+>>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
 
 
 def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:

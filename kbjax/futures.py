@@ -44,6 +44,11 @@ class LoadFuture:
 
     __bool__ = __iter__ = __len__ = __float__ = __int__ = __index__ = _refused
     __array__ = __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = _refused
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
+    __divmod__ = __rdivmod__ = __pos__ = __complex__ = __round__ = _refused
+    __contains__ = __array_ufunc__ = _refused
+    T = shape = dtype = ndim = nbytes = __jax_array__ = property(_refused)
+    to = _refused
     __hash__ = object.__hash__
 
     def __str__(self) -> str:

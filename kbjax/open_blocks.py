@@ -169,16 +169,17 @@ class OpenBlocks:
         assert scope.line is not None
         if not scope.runs:
             self.flights.rewind(self.blocks[-1].marks.flights)
-        for transfer in self.flights.drop(lambda t: t.ref.root >= scope.first_uid):
-            return flight.ended(transfer, scope.kind, scope.line.site)
+        lost = self.flights.drop(lambda t: t.ref.root >= scope.first_uid)
         try:
             if scope.condition is not None:
                 mark = self.blocks[-1].marks.flights
                 self.forget(self.flights.receives_since(mark))
             self.close_buffers(scope, scope.kind)
         except errors.KbjaxError as error:
-            return error
-        return None
+            held: errors.KbjaxError | None = error
+        else:
+            held = None
+        return flight.ended(lost[0], scope.kind, scope.line.site) if lost else held
 
     def _is_certain(self, condition: Expr) -> bool:
         """Whether it holds in every iteration that runs."""
@@ -205,11 +206,16 @@ class OpenBlocks:
         return value
 
     def use_slot(self, tile: TensorHandle, slot: Slot, site: Site) -> None:
-        """Refuse a tile of a circular buffer whose slot may have been filled anew.
+        """Refuse a tile of a circular buffer that was taken in an iteration which has
+        ended, or whose slot may have been filled anew.
 
         Raises:
-          HazardError: naming the iteration.
+          HazardError: naming the iteration in which it was filled.
+          KernelError: in a later iteration than the one that took it.
+          UseAfterScopeError: after the loop.
         """
+        if not self.is_open(slot.body):
+            raise usage.taken_before(tile, slot, self.domain, site)
         self.use_index(slot.number, site)
         count = self.counts.get(tile.allocation.uid)
         if count is None or not (self.runs and self.knows_the_iteration):
@@ -217,9 +223,10 @@ class OpenBlocks:
         most = expr.add(slot.number, expr.const(slot.depth))
         problem = self.domain.violation(count.pushed, most)
         if problem is not None:
+            may = "was" if problem.decided else "is not certain not to have been"
             raise errors.HazardError(
                 f"a tile of the circular_buffer of {tile.site} is used after its slot "
-                f"was pushed again{problem}: it was taken at {slot.site}",
+                f"{may} pushed again{problem}: it was taken at {slot.site}",
                 site=site,
                 got=f"push {slot.number}, and {count.pushed} pushed since the start",
                 allowed=f"the {slot.depth} tiles that were pushed last",
@@ -283,8 +290,9 @@ class OpenBlocks:
                 continue
             problem = self.domain.violation(held, none)
             if problem is not None:
+                may = "holds" if problem.decided else "is not certain not to hold"
                 raise errors.HazardError(
-                    f"the {block} ends while the circular_buffer of {made.site} holds "
+                    f"the {block} ends while the circular_buffer of {made.site} {may} "
                     f"tiles that were pushed and not popped{problem}",
                     site=made.site,
                     got=f"{count.pushed} pushed, {count.popped} popped",

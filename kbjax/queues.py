@@ -41,12 +41,23 @@ class Slot(Lease):
       base: of the whole buffer.
       number: of the push that filled the slot; `depth` pushes later it is filled anew.
       site: where the kernel took the tile.
+      body: the recording of the innermost loop body that took it, or None.
+      loops: those whose bodies it was taken in.
     """
 
-    __slots__ = ("base", "depth", "number", "site")
+    __slots__ = ("base", "body", "depth", "loops", "number", "site")
 
-    def __init__(self, base: Lease, number: Expr, depth: int, site: Site) -> None:
+    def __init__(
+        self,
+        base: Lease,
+        number: Expr,
+        depth: int,
+        site: Site,
+        body: object,
+        loops: tuple[Var, ...],
+    ) -> None:
         self.base, self.number, self.depth, self.site = base, number, depth, site
+        self.body, self.loops = body, loops
 
 
 def where(condition: Expr, before: Counts, inside: Counts) -> Counts:
@@ -56,7 +67,14 @@ def where(condition: Expr, before: Counts, inside: Counts) -> Counts:
         holds = expr.predicate("ne", condition, ZERO)
 
     def either(old: Expr, new: Expr) -> Expr:
-        return expr.add(old, expr.mul(holds, expr.sub(new, old)))
+        more = expr.sub(new, old)
+        found = expr.add(old, expr.scale(holds, more.const))
+        for atom, k in more.terms:
+            one = Expr(0, ((atom, 1),))
+            both = expr.predicate("and", holds, one)
+            one = both if _is_predicate(one) else expr.mul(holds, one)
+            found = expr.add(found, expr.scale(one, k))
+        return found
 
     return {
         uid: Count(either(old.pushed, new.pushed), either(old.popped, new.popped))
@@ -81,28 +99,31 @@ def iterated(
     """Given the counts before the loop, and at the end of an iteration that began with
     these. `is_empty` proves that no iteration of the loop has a tile in the buffer.
 
-    Where a buffer's counts are no such expression, it begins anew in each iteration, if
-    it is empty between two of them.
+    A buffer that is empty between iterations is given as many tiles as it gives back;
+    where neither is such an expression, it begins anew in each iteration.
     """
     inside, after, unknown = dict(before), dict(before), []
     for uid, old in before.items():
         new = end[uid]
-        found = []
-        for a, b in ((old.pushed, new.pushed), (old.popped, new.popped)):
-            each = expr.sub(b, a)
-            upto = (expr.var(loop), loop.trip)
-            found.append([total(each, loop, stop) for stop in upto])
-        (pushed, all_pushed), (popped, all_popped) = found
-        if pushed and all_pushed and popped and all_popped:
-            inside[uid] = Count(
-                expr.add(old.pushed, pushed), expr.add(old.popped, popped)
-            )
-            after[uid] = Count(
-                expr.add(old.pushed, all_pushed), expr.add(old.popped, all_popped)
-            )
-        elif not (is_empty(old) and is_empty(new)):
-            unknown.append(uid)
+        pushed = _totals(expr.sub(new.pushed, old.pushed), loop)
+        popped = _totals(expr.sub(new.popped, old.popped), loop)
+        if pushed is None or popped is None:
+            if not (is_empty(old) and is_empty(new)):
+                unknown.append(uid)
+                continue
+            pushed = popped = pushed or popped or (ZERO, ZERO)
+        counts = [
+            Count(expr.add(old.pushed, a), expr.add(old.popped, b))
+            for a, b in zip(pushed, popped, strict=True)
+        ]
+        inside[uid], after[uid] = counts
     return Iterated(inside, after, tuple(unknown))
+
+
+def _totals(each: Expr, loop: Var) -> tuple[Expr, Expr] | None:
+    """Over the iterations before one, and over all."""
+    before, all_ = (total(each, loop, stop) for stop in (expr.var(loop), loop.trip))
+    return None if before is None or all_ is None else (before, all_)
 
 
 def total(each: Expr, loop: Var, stop: Expr) -> Expr | None:
@@ -125,7 +146,10 @@ def total(each: Expr, loop: Var, stop: Expr) -> Expr | None:
 
 def _held_for(atom: expr.Atom, loop: Var, stop: Expr) -> Expr | None:
     """In how many iterations below `stop` a condition holds that is 1 in a range of
-    them."""
+    them, or in all others."""
+    if isinstance(atom, Node) and atom.op == "ne":
+        others = _held_for(Node("eq", atom.args), loop, stop)
+        return None if others is None else expr.sub(stop, others)
     ends = _range_of(atom, loop)
     if ends is None:
         return None

@@ -63,6 +63,8 @@ class Recorder(OpenBlocks):
         def again() -> None:
             self.arena.restart_iteration()
             self.written.rewind(marks.written)
+            if expr.bounds(trip)[1] <= 1:  # else what it leaves in flight is met again
+                self.flights.rewind(marks.flights)
             self.next_var = first_var
 
         # An equal variable each time: an index kept from one recording is told apart by

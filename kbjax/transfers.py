@@ -153,8 +153,9 @@ class Transfers(Aliases):
             room = expr.const(buffer.depth - 1)
             problem = recorder.domain.violation(count.held, room)
             if problem is not None:
+                state = "is full" if problem.decided else "is not certain to have room"
                 raise errors.HazardError(
-                    f"push into the circular_buffer of {buffer.site}, which is full"
+                    f"push into the circular_buffer of {buffer.site}, which {state}"
                     f"{problem}: its {buffer.depth} tiles have not been popped",
                     site=site,
                     got=f"{count.pushed} pushed before, {count.popped} popped",
@@ -177,8 +178,9 @@ class Transfers(Aliases):
         if recorder.runs and recorder.knows_the_iteration:
             problem = recorder.domain.violation(expr.const(1), count.held)
             if problem is not None:
+                state = "is empty" if problem.decided else "is not certain to hold one"
                 raise errors.HazardError(
-                    f"pop from the circular_buffer of {buffer.site}, which is empty"
+                    f"pop from the circular_buffer of {buffer.site}, which {state}"
                     f"{problem}",
                     site=site,
                     got=f"{count.pushed} pushed, {count.popped} popped before",
@@ -217,7 +219,8 @@ class Transfers(Aliases):
         self, buffer: CircularBuffer, ref: Ref, number: expr.Expr, site: Site
     ) -> TensorHandle:
         whole, loops = buffer.tile, self._recorder.domain.loops
-        lease = Slot(whole.lease, number, buffer.depth, site)
+        body = self._recorder.body
+        lease = Slot(whole.lease, number, buffer.depth, site, body, loops)
         return TensorHandle(self, whole.allocation, ref, "pop", lease, loops)
 
     # --- messages --------------------------------------------------------------------

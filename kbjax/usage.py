@@ -12,6 +12,7 @@ from kbjax.allocator import Arena
 from kbjax.domain import Domain, checked, nonzero
 from kbjax.expr import Expr, Var
 from kbjax.handle import TensorHandle
+from kbjax.queues import Slot
 from kbjax.refs import Ref
 from kbjax.site import Site, kernel_frame
 
@@ -117,6 +118,32 @@ def lifetime_error(
         got=str(handle),
         remedy=f"Make {shown if name else 'the tile'} before the loop and update "
         f"it with tl.copy_to({name or 'tile'}, new)",
+    )
+
+
+def taken_before(
+    handle: TensorHandle, slot: Slot, domain: Domain, site: Site
+) -> errors.KbjaxError:
+    """For a tile of a circular buffer that is used after the iteration that took it."""
+    ended = next((loop for loop in slot.loops if loop not in domain.loops), None)
+    if ended is not None:
+        return errors.UseAfterScopeError(
+            f"a tile of the circular_buffer of {handle.site} is used after the "
+            f"iteration of the tl.range over {ended.name} that took it at {slot.site}",
+            site=site,
+            got=str(handle),
+            remedy="Copy it in the body, with tl.copy_to, to a tile made before the "
+            "loop",
+        )
+    name = carried.name_of(lambda v: v is handle, kernel_frame())
+    return errors.KernelError(
+        f"{f'`{name}`' if name else 'Python state'} carries a tile of the "
+        f"circular_buffer of {handle.site}, which was taken at {slot.site}, from one "
+        "iteration of a tl.range to the next",
+        site=site,
+        got=str(handle),
+        remedy="Pop a tile in the iteration that uses it, or copy it with tl.copy_to "
+        "to a tile made before the loop",
     )
 
 

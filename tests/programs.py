@@ -48,6 +48,7 @@ ROWS = (3, 2, 5, 1, 7, 8, 32, 4)
 COLUMNS = (3, 5, 8, 1, 4, 16, 31, 32, 33, 100)
 MOST_DATA = 400  # elements of a tile of data
 PES = 3  # of a kernel with program ids
+TRANSFERS = 0.3  # of the kernels load ahead: load_async and circular_buffer
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def random_kernel(seed: int, exact_only: bool, program_ids: bool = False) -> Dra
     kind = "exact" if exact_only else "full"
     pes = " with program ids" if program_ids else ""
     name = f"<random {kind} kernel {seed}{pes}>"
-    return draw_kernel(rng, name, exact_only, program_ids, seed)
+    transfers = random.Random(f"waits {name}").random() < TRANSFERS
+    return draw_kernel(rng, name, exact_only, program_ids, seed, transfers)
 
 
 def draw_kernel(
@@ -128,10 +130,11 @@ def draw_kernel(
     exact_only: bool,
     program_ids: bool = False,
     data_seed: int = 0,
+    transfers: bool = False,
 ) -> Drawn:
     """A kernel whose every choice comes from `rng`; the first of each is the plain one,
     so that smaller random numbers make plainer kernels."""
-    writer = Writer(rng, exact_only)
+    writer = Writer(rng, exact_only, transfers=transfers)
     source = writer.kernel(program_ids)
     inputs, outputs = tuple(writer.inputs), tuple(writer.outputs)
     values = np.random.default_rng(data_seed)
@@ -162,7 +165,7 @@ def compiled(source: str, name: str) -> Callable[..., None]:
 class Writer(Ops):
     """Writes one kernel. `targets` are the tiles that `copy_to` may update; `budget` is
     how many more statements may be blocks; no line comes after `most_lines` but to end
-    what is begun."""
+    what is begun; whether `transfers` may be in flight while other commands run."""
 
     targets: list[Tile] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
@@ -171,6 +174,7 @@ class Writer(Ops):
     most_lines: int = 0
     nested: int = 0
     program_ids: bool = False
+    transfers: bool = False
 
     def kernel(self, program_ids: bool) -> str:
         rng = self.rng
@@ -258,6 +262,8 @@ class Writer(Ops):
                  self._load_rows]  # fmt: skip
         if self.budget > 0 and self.nested < 3:
             kinds += [self._loop, self._when, self._scope, self._when]
+            if self.transfers:
+                kinds += [self._ahead] * 5
         if self.nested:
             kinds += [self._store_rows, self._update]
         if self.program_ids:
@@ -435,9 +441,10 @@ class Writer(Ops):
             found += [f"({i.text} % {trips})", f"tl.minimum({i.text}, {trips - 1})"]
         return self.rng.choice(found or ["0"])
 
-    def _stream_view(self, name: str, extra: str = "") -> str:
-        """Rows of the stream, or columns where it lies the other way."""
-        part = f"tl.ds({self._position()} * {self.rows}{extra}, {self.rows})"
+    def _stream_view(self, name: str, extra: str = "", at: str = "") -> str:
+        """Rows of the stream, or columns where it lies the other way; of tile `at`."""
+        at = at or self._position()
+        part = f"tl.ds({at} * {self.rows}{extra}, {self.rows})"
         if not self.flipped:
             return (
                 f"{name}[{part}, :]" if self.rng.random() < 0.7 else f"{name}[{part}]"
@@ -459,7 +466,55 @@ class Writer(Ops):
             extra = rng.choice(("", "", " + 1", " - 1", f" - {self.rows}"))
         shape = (self.rows, self.columns)
         view = self._stream_view("x", extra)
-        self.tile(f"tl.load({view}{other})", shape, stream.dtype, _bound(stream.dtype))
+        bound = _bound(stream.dtype)
+        if self.transfers and rng.random() < 0.5:
+            if other and "other=" not in other:
+                other = f", other={other[2:]}"  # `out` comes before it
+            self._load_async(f"{view}{other}", shape, stream.dtype, bound)
+            return
+        self.tile(f"tl.load({view}{other})", shape, stream.dtype, bound)
+
+    def _load_async(self, view: str, shape: Shape, dtype: str, bound: float) -> None:
+        """A load that is waited for at once, or after some ops; perhaps twice, or into
+        a tile that is there."""
+        rng = self.rng
+        if rng.random() < 0.3:
+            self.tile(f"tl.load_async({view}).wait()", shape, dtype, bound)
+            return
+        out = ""
+        if rng.random() < 0.5:
+            name = f"t{next(self.names)}"
+            made = f'tl.empty({shape}, "{dtype}")'
+            self.line(f"{name} = {made}  # {dtype}{list(shape)}")
+            out = f", out={name}"
+        future = f"f{next(self.names)}"
+        self.line(f"{future} = tl.load_async({view}{out})")
+        for _ in range(rng.randint(0, 3)):
+            self._op()
+        if rng.random() < 0.2:
+            self.line(f"{future}.wait()")
+        self.tile(f"{future}.wait()", shape, dtype, bound)
+
+    def _ahead(self) -> None:
+        """A loop over the stream that loads its tiles some iterations ahead."""
+        rng, stream, trips = self.rng, self.inputs[0], self.trips
+        b, i = f"b{next(self.names)}", f"i{next(self.names)}"
+        shape, depth = (self.rows, self.columns), rng.choice((2, 3, 1, 4))
+        other = ", other=1" if self.tail else ""
+        self.line(f'{b} = tl.circular_buffer({depth}, {shape}, "{stream.dtype}")')
+        for k in range(min(depth - 1, trips)):
+            view = self._stream_view("x", at=str(k))
+            self.line(f"{b}.push({view}{other})")
+        scope = self.block("with scope():")
+        with self._deeper(), self.block(f"for {i} in loop({trips}):"), scope:
+            with self._index(Index(i, 0, trips - 1)):
+                after = f"({i} + {depth - 1})"
+                view = self._stream_view("x", at=after)
+                with self.block(f"with tl.when({after} < {trips}):"):
+                    self.line(f"{b}.push({view}{other})")
+                self.tile(f"{b}.pop()", shape, stream.dtype, _bound(stream.dtype))
+                self._body(3)
+                self._update()
 
     def _store_rows(self) -> None:
         stream = self.outputs[0]

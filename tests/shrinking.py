@@ -91,7 +91,7 @@ def _without(lines: Sequence[str], start: int, end: int) -> list[str]:
     at = start
     while at < len(lines):
         line = lines[at]
-        words = set(re.findall(r"\b[ti]\d+\b|\bpe\b", line))
+        words = set(re.findall(r"\b[tifb]\d+\b|\bpe\b", line))
         if at < end or words & gone:
             stop = _block_end(lines, at)
             for dropped in lines[at:stop]:

@@ -69,7 +69,8 @@ def test_the_surface_is_covered(exact_only: bool) -> None:
     for seed in range(500):
         found |= surface(random_kernel(seed, exact_only, seed % 5 == 4).source)
     inexact = set(fuzzing.INEXACT)
-    wanted = {*reference.OPS, "load", "store", "copy_to", "empty", "when", "ds"}
+    wanted = {*reference.OPS, "load", "store", "copy_to", "empty", "when", "ds",
+              "load_async", "circular_buffer"}  # fmt: skip
     assert wanted - found == (inexact if exact_only else set())
     assert not (exact_only and inexact & found)
 

@@ -130,7 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exports": {"errors", "output"},
     "expr": set(),
     "fingerprint": {"expr", "program", "refs"},
-    "flight": {"domain", "errors", "expr", "program", "refs", "site"},
+    "flight": {"domain", "errors", "expr", "refs", "site"},
     "fma": {"sealing"},
     "fold": {
         "domain",
@@ -317,6 +317,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "expr",
         "handle",
+        "queues",
         "refs",
         "site",
     },
