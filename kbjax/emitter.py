@@ -173,8 +173,6 @@ class Emitter:
             recorder.flights.check_read(op, ref, recorder.domain, site)
         if not recorder.is_written(ref):
             assert isinstance(value, TensorHandle)
-            recorder = self._recorder  # the bytes of a receive are written at its wait
-            recorder.flights.check_read(op, ref, recorder.domain, site)
             self._complain(
                 errors.UninitializedReadError(
                     f"{op} reads bytes of a tile that are not certain to be written",

@@ -13,10 +13,7 @@ from dataclasses import dataclass, field
 
 from kbjax import errors, expr
 from kbjax.domain import Domain
-<<<<<<< HEAD
-from kbjax.program import Command, RecvCmd
-=======
->>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
+from kbjax.program import RecvCmd
 from kbjax.refs import Ref
 from kbjax.site import Site
 
@@ -143,35 +140,19 @@ class Flights:
         Raises:
           HazardError: naming both lines.
         """
-        op, written, site = command.op, command.writes, command.site
         for transfer in self._open:
-<<<<<<< HEAD
-            if written is not None and _may_overlap(written, transfer.ref, domain):
-                raise _hazard(op, "writes", transfer, site)
-        for ref in command.reads:
-            self.check_read(op, ref, domain, site)
-
-    def check_read(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
-        """Refuse a read of bytes that a transfer writes.
-=======
             if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
                 raise _hazard(op, "reads", transfer, site)
 
     def check_write(self, op: str, ref: Ref, domain: Domain, site: Site) -> None:
         """Refuse a write of bytes that a transfer reads or writes.
->>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
 
         Raises:
           HazardError: naming both lines.
         """
         for transfer in self._open:
-<<<<<<< HEAD
-            if not transfer.only_reads and _may_overlap(ref, transfer.ref, domain):
-                raise _hazard(op, "reads", transfer, site)
-=======
             if _may_overlap(ref, transfer.ref, domain):
                 raise _hazard(op, "writes", transfer, site)
->>>>>>> 00f6be7939bc71bd5e9d4cb1d7c7b22bb0538866
 
 
 def _may_overlap(a: Ref, b: Ref, domain: Domain) -> bool:

@@ -152,7 +152,7 @@ class _Exchange:
                     f"to PE {pe % self.program.num_pes} at {sent.site} is never "
                     "received",
                     site=sent.site,
-                    got=f"{len(box)} messages left of offset {offset}",
+                    got=f"{len(box)} left of offset {offset}",
                     remedy=f"Receive it with tl.recv(..., offset={offset}), or do not "
                     "send it",
                 )

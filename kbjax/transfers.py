@@ -277,7 +277,7 @@ class Transfers(Aliases):
         command = RecvCmd(out=write, offset=step, **self._now(site))
         recorder = self._recorder
         if recorder.runs:
-            recorder.flights.check(command, recorder.domain)
+            recorder.flights.check_write("recv", write, recorder.domain, site)
         return LoadFuture(self, out, self._issue("recv", write, site, command))
 
     # --- what they share -------------------------------------------------------------
@@ -292,8 +292,8 @@ class Transfers(Aliases):
                 "iteration of its tl.range than the one that issued it, or after the "
                 "loop: Python carries its future there",
                 site=site,
-                remedy="Wait in the same iteration, or let tl.circular_buffer carry "
-                "tiles from one iteration to the next",
+                remedy="Wait in the same iteration; tl.circular_buffer carries loads "
+                "from one iteration to the next",
             )
         if transfer.receive is not None:
             recorder.receive(transfer, site)

@@ -130,7 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exports": {"errors", "output"},
     "expr": set(),
     "fingerprint": {"expr", "program", "refs"},
-    "flight": {"domain", "errors", "expr", "refs", "site"},
+    "flight": {"domain", "errors", "expr", "program", "refs", "site"},
     "fma": {"sealing"},
     "fold": {
         "domain",
@@ -295,7 +295,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transfers": {
         "aliases",
         "buffers",
-        "domain",
         "emitter",
         "errors",
         "expr",
