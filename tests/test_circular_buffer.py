@@ -533,7 +533,9 @@ def carried_in_one_slot(tl: Any, x: Any, o: Any) -> None:
     tl.store(o, acc)
 
 
-@pytest.mark.parametrize("kernel", (carried, carried_in_one_slot), ids=str)
+@pytest.mark.parametrize(
+    "kernel", (carried, carried_in_one_slot), ids=lambda k: k.__name__
+)
 def test_a_tile_in_a_later_iteration(kernel: Kernel) -> None:
     refused(kernel, "made", "taken", "use", error=kb.KernelError, text="carries a tile")
 
