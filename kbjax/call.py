@@ -38,7 +38,8 @@ from kbjax.replay import How, Replays, RunResult
 from kbjax.site import user_frames
 from kbjax.tensors import Key, TensorArguments, key_of
 
-TILE_OPTIONS = ("tile", "block", "buffers")  # whose sizes a plan varies by itself
+# Whose sizes a plan varies by itself; up to how large, where not by the tensors' sizes.
+TILE_OPTIONS = {"tile": None, "block": None, "buffers": 8}
 
 
 class KernelCall:
@@ -173,7 +174,8 @@ class KernelCall:
         tried: list[sizes.Candidate] = []
         for name, current in self._varied(vary).items():
             peak_of = functools.partial(self._peak_with, inputs, name)
-            tried += sizes.candidates(name, current, most, self._budget_bytes, peak_of)
+            limit = TILE_OPTIONS.get(name) or most
+            tried += sizes.candidates(name, current, limit, self._budget_bytes, peak_of)
         return dataclasses.replace(
             plan.of(program, self._budget_bytes),
             candidates=tuple(tried),

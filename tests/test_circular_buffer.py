@@ -575,7 +575,7 @@ def test_a_buffer_after_its_scope() -> None:
         (lambda tl: tl.circular_buffer(2, (15,)), kb.ShapeError, "push needs a tile"),
         (lambda tl: tl.circular_buffer(2, (1, 16)), kb.ShapeError, "push needs a tile"),
         (lambda tl: tl.circular_buffer(2, (16,), "int32"), kb.DTypeError,
-         "push of the float32 tensor x into a int32 tile"),
+         "push of the float32 x into a int32 tile"),
     ),
 )  # fmt: skip
 def test_types(make: Any, error: Any, text: str) -> None:

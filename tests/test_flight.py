@@ -774,9 +774,17 @@ def test_what_was_waited_for_gives_no_warning() -> None:
 @pytest.mark.parametrize(
     ("out", "error", "text"),
     (
-        ((WIDTH - 1,), kb.ShapeError, "load_async needs a tile of the view's shape"),
-        ((1, WIDTH), kb.ShapeError, "load_async needs a tile of the view's shape"),
-        (None, kb.DTypeError, "load_async of the float32 tensor x into a int32 tile"),
+        (
+            (WIDTH - 1,),
+            kb.ShapeError,
+            "load_async needs a tile of the shape of what it moves",
+        ),
+        (
+            (1, WIDTH),
+            kb.ShapeError,
+            "load_async needs a tile of the shape of what it moves",
+        ),
+        (None, kb.DTypeError, "load_async of the float32 x into a int32 tile"),
     ),
 )
 def test_a_destination_that_does_not_fit(out: Any, error: Any, text: str) -> None:

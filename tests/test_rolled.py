@@ -154,6 +154,6 @@ def test_the_critical_path_is_counted_as_walked() -> None:
     while number >= 0:
         walked[int(after["work"][number])] += 1
         number = int(after["after"][number])
-    counted = critical.path(nodes, 500 * each)
+    counted = critical.path([nodes], (0, 500 * each), {})
     assert Counter({s.work: n for s, n in counted.items()}) == walked
     assert walked[3] == 1 and max(walked.values()) > 100_000
