@@ -1,5 +1,5 @@
 """TLContext, the `tl` that a kernel programs: checks at the kernel's line, allocates,
-and emits exactly one command a call.
+and emits one command a call (that of a `recv` at its wait).
 
 Elementwise and reduction methods are made from the rows of the op table.
 """

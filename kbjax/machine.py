@@ -10,7 +10,8 @@ with each time a linear form of how often it is repeated. If the forms come out 
 went in, moved by those constants, then by induction all following periods are the same
 until, at one of the maxima, a faster time overtakes: each maximum notes when. The loop
 jumps there, or to its end, and goes on. So the result is the schedule that running all
-iterations would give, not an approximation. Loops inside are run in forms, too.
+iterations would give, not an approximation. Loops inside are run in forms, too. A loop
+that sends or receives is run one iteration at a time, together with the other PEs.
 """
 
 from __future__ import annotations
