@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,21 +28,16 @@ class Mail:
 
     num_pes: int = 1
     sent_by: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    _sent: defaultdict[tuple[int, int], list[Sent]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    _taken: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _boxes: defaultdict[tuple[int, int], deque[Sent]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )  # by receiver and offset
 
     def send(self, pe: int, offset: int, sent: Sent) -> None:
         """Send to PE (pe + offset) % n."""
-        self._sent[(pe + offset) % self.num_pes, offset].append(sent)
+        self._boxes[(pe + offset) % self.num_pes, offset].append(sent)
 
     def arrival(self, pe: int, offset: int) -> Sent | None:
         """Take the next message that was sent to the PE with the offset; None, and
         nothing taken, where it has not been sent yet."""
-        box = self._sent[pe, offset]
-        number = self._taken[pe, offset]
-        if number == len(box):
-            return None
-        self._taken[pe, offset] += 1
-        return box[number]
+        box = self._boxes[pe, offset]
+        return box.popleft() if box else None

@@ -2,9 +2,9 @@
 received once, in a tile of its shape and dtype. Decided by running the sends and the
 receives of all PEs when the kernel has been recorded, before any data.
 
-PEs run in lockstep, command by command, in both phases' view of the data. A kernel
-whose messages go from PE to PE in turn, so that one PE sends where another already
-waits further up in the program, is refused.
+Data is replayed with all PEs in lockstep, command by command. So a kernel whose
+messages go from PE to PE in turn, where a PE sends further down in the program than
+another waits for it, is refused.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class _Exchange:
 
     @functools.cached_property
     def pes(self) -> int:
-        values = []
-        for item in self.program.walk():
-            if isinstance(item, Loop | When) and has_messages(item.body):
-                is_loop = isinstance(item, Loop)
-                values.append(item.trip if is_loop else item.condition)  # type: ignore[union-attr]
+        values = [
+            item.trip if isinstance(item, Loop) else item.condition
+            for item in self.program.walk()
+            if isinstance(item, Loop | When) and has_messages(item.body)
+        ]
         differs = self.program.program_id in expr.variables(*values)
         return self.program.num_pes if differs else 1
 

@@ -78,9 +78,8 @@ class HbmRef:
 
     def __str__(self) -> str:
         shown = f"{self.name}[{', '.join(map(str, self.spans))}]"
-        order = [axis for axis in range(len(self.spans)) if axis in self.axes]
-        return shown if order == list(self.axes) else f"{shown}.T"
+        return shown if list(self.axes) == sorted(self.axes) else f"{shown}.T"
 
 
 Scalar = bool | int | float
-Operand = Ref | Expr | Scalar
+Operand = Ref | Expr | Scalar  # of an op

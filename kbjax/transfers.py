@@ -9,6 +9,7 @@ from dataclasses import replace
 from kbjax import errors, expr, signatures
 from kbjax.aliases import Aliases
 from kbjax.buffers import CircularBuffer
+from kbjax.dtypes import DType, Shape
 from kbjax.emitter import python_scalar
 from kbjax.flight import Transfer
 from kbjax.futures import LoadFuture, SendFuture
@@ -68,7 +69,8 @@ class Transfers(Aliases):
             write = out.ref
         else:
             write = self._tile("load_async", out, site)
-            self._match("load_async", view.spec.name, source, write, site)
+            moved = source.shape, source.dtype
+            self._match("load_async", view.spec.name, *moved, write, site)
         self._emit_load(source, write, filling, site)
         return LoadFuture(self, out, self._issue("load_async", write, site))
 
@@ -147,7 +149,8 @@ class Transfers(Aliases):
         source, filling = self._source("push", view, other, site)
         count = self._count_of(buffer, "push", site)
         write = self._slot(buffer, count.pushed)
-        self._match("push", view.spec.name, source, write, site)
+        moved = source.shape, source.dtype
+        self._match("push", view.spec.name, *moved, write, site)
         recorder = self._recorder
         if recorder.runs and recorder.knows_the_iteration:
             room = expr.const(buffer.depth - 1)
@@ -272,8 +275,7 @@ class Transfers(Aliases):
         if out is None:
             out = self._allocate("recv", sizes, kind, site)
         write = self._tile("recv", out, site)
-        asked = Ref(write.root, expr.ZERO, sizes, kind)
-        self._match("recv", "message", asked, write, site)
+        self._match("recv", "message", sizes, kind, write, site)
         command = RecvCmd(out=write, offset=step, **self._now(site))
         recorder = self._recorder
         if recorder.runs:
@@ -331,10 +333,9 @@ class Transfers(Aliases):
         return ref, other if ref.has_tail else None
 
     def _match(
-        self, op: str, what: str, moved: HbmRef | Ref, out: Ref, site: Site
+        self, op: str, what: str, shape: Shape, dtype: DType, out: Ref, site: Site
     ) -> None:
         """Refuse a destination of another type than what is moved."""
-        shape, dtype = moved.shape, moved.dtype
         if out.shape != shape:
             raise errors.ShapeError(
                 f"{op} needs a tile of the shape of what it moves",

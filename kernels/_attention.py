@@ -118,9 +118,7 @@ class Prefetched(Tiles):
                 buffer.push(self._rows(x, j), other=0.0)
 
 
-def tiles(
-    tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any
-) -> Tiles | Prefetched:
+def tiles(tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any) -> Tiles:
     """`count` tiles of k and v, (S, D) in HBM, with `buffers` slots for each."""
     if buffers == 1:
         return Tiles(tl, k, v, tile)

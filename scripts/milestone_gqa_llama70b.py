@@ -101,7 +101,7 @@ def row(keys: int, ranks: int, hardware: Hardware, buffers: tuple[int, ...]) -> 
         keys_per_rank=keys,
         ranks=ranks,
         context=keys * ranks,
-        unscoped_bytes=unscoped.to_dict()["peak_scratch_bytes"],
+        unscoped_bytes=unscoped.peak_scratch_bytes,
         scoped_bytes=peaks,
         latency_us=latency,
         overlap=overlap,

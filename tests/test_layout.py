@@ -102,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "refs",
         "rounding",
         "sealing",
+        "state",
         "tcm",
         "tiles",
     },
@@ -273,6 +274,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signatures": {"domain", "dtypes", "errors", "expr", "refs", "site"},
     "site": set(),
     "sizes": set(),
+    "state": {"inbox", "messages", "program", "tiles"},
     "steady": {"forms", "scratch_times", "site"},
     "strides": {"expr"},
     "summary": {"costs", "critical", "program", "rolled", "timing"},
@@ -295,6 +297,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transfers": {
         "aliases",
         "buffers",
+        "dtypes",
         "emitter",
         "errors",
         "expr",

@@ -120,8 +120,7 @@ def test_the_unscoped_ring_overflows() -> None:
     def peak(ranks: int, scoped: bool) -> int:
         asked = {**sizes, "num_pes": ranks, "context": 32 * ranks, "scoped": scoped}
         case = cases.make("ring_gqa", **asked)
-        plan = case.call.plan(*case.inputs.specs, vary=[])
-        return plan.to_dict()["peak_scratch_bytes"]
+        return case.call.plan(*case.inputs.specs, vary=[]).peak_scratch_bytes
 
     scoped = [peak(ranks, True) for ranks in (2, 4, 8)]
     unscoped = [peak(ranks, False) for ranks in (2, 4, 8)]
