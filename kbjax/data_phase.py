@@ -8,16 +8,17 @@
    `lax.cond`. A message is moved to its PE's inbox by its send.
 3. At the end live tiles are written back, where the caller asks for the memory.
 
-All PEs run in lockstep with an axis of `P` in front of every array, written by hand;
-the op table's functions are under `vmap`, and memory commands only where PEs look at
-different places. On a mesh each device does so with its own PEs (kbjax.mesh).
+PEs run one after another on their rows of the HBM tensors. Where they have messages for
+each other they run in lockstep, with an axis of `P` in front of every array, written by
+hand: the op table's functions are under `vmap`, and memory commands only where PEs look
+at different places. On a mesh each device runs its own PEs (kbjax.mesh).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,11 +50,11 @@ from kbjax.program import (
     StoreCmd,
     When,
     has_messages,
-    walk,
 )
-from kbjax.refs import Ref, Scalar
+from kbjax.refs import HbmRef, Ref, Scalar
 from kbjax.rounding import Rounding
 from kbjax.sealing import always_true
+from kbjax.state import State, Tensors, hand_on, put, stored_slots
 from kbjax.tcm import TcmState
 from kbjax.tiles import Bytes, Env, Tiles, Values, index_value
 
@@ -84,7 +85,7 @@ def lower(
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
-    pes = Pes.over(program.num_pes, mesh)
+    pes = Pes.over(program.num_pes, mesh, lockstep=has_messages(program.commands))
     replay = _Replay(program, pes, fidelity, with_memory, poison, wide)
     split = [spec.pe_axis is not None for spec in program.slots]
     replay_kernel = pes.spread(
@@ -100,24 +101,23 @@ def lower(
 
 
 @dataclass(frozen=True)
-class _State:
-    """Everything that commands change: tiles, the HBM tensors by slot, and messages on
-    their way."""
-
-    tiles: Tiles
-    tensors: tuple[jax.Array, ...]
-    mail: Mapping[Channel, Inbox]
-
-
-@dataclass(frozen=True)
 class _Replay:
+    """One walk of a program.
+
+    Attributes:
+      rounding: made when traced.
+      row: of the PE that runs, among its device's, where it runs alone among many.
+      Others: as `lower` takes them.
+    """
+
     program: Program
     pes: Pes
     fidelity: Fidelity
     with_memory: bool
     poison: bool
     wide: bool
-    rounding: Rounding | None = None  # made when traced
+    rounding: Rounding | None = None
+    row: jax.Array | None = None
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -134,35 +134,63 @@ class _Replay:
 
     def _run(self, inputs: tuple[jax.Array, ...]) -> Replayed:
         program = self.program
+        split = [self._is_split(slot) for slot in range(len(program.slots))]
         outputs = tuple(
             hbm.fresh(
                 spec.shape,
                 spec.dtype.numpy,
                 spec.dtype.never_stored,
-                () if spec.pe_axis is None else self.lead,
+                (self.pes.local,) if split[slot] else (),
             )
-            for spec in program.slots[program.num_inputs :]
+            for slot, spec in enumerate(program.slots)
+            if slot >= program.num_inputs
         )
         # An outer jit may know the inputs, or have transposed them; what is folded
         # would round otherwise.
         inputs = lax.optimization_barrier(inputs)
+        first = (*inputs, *outputs)
+        if self.pes.together:
+            last, memory = self._one(first, self.pes.ids())
+        else:
+            last, memory = self._in_turn(first)
+        results = tuple(
+            last[slot] if split[slot] else self.pes.merged(first[slot], last[slot])
+            for slot in program.output_slots
+        )
+        return results, memory
+
+    def _in_turn(self, tensors: Tensors) -> tuple[Tensors, TcmState | None]:
+        """Each PE after the one before, on the tensors as that leaves them."""
+        stored = stored_slots(self.program.commands)
+
+        def run(row: Any, pe: Any, before: Any) -> Any:
+            alone = dataclasses.replace(self, row=row)
+            after, memory = alone._one(put(tensors, stored, before), pe)
+            return [after[slot] for slot in stored], memory
+
+        last, memory = self.pes.in_turn(run, [tensors[slot] for slot in stored])
+        return put(tensors, stored, last), memory
+
+    def _one(self, tensors: Tensors, ids: Any) -> tuple[Tensors, TcmState | None]:
+        """The commands once, for one PE or for all of a device's in lockstep.
+
+        Returns:
+          The HBM tensors after them, and the final memory where it is asked for.
+        """
+        program = self.program
         mail = {
             channel: Inbox.empty(
                 most, self.lead, channel.shape, self._held(channel.dtype).numpy
             )
             for channel, most in messages.checked(program).items()
         }
-        state = _State(self._fresh_tiles(), (*inputs, *outputs), mail)
-        env = {program.program_id: self.pes.ids()}
-        first = state.tensors
-        state = self._block(program.commands, state, env, None)
-        results = tuple(
-            state.tensors[slot]
-            if program.slots[slot].pe_axis is not None
-            else self.pes.merged(first[slot], state.tensors[slot])
-            for slot in program.output_slots
-        )
-        return results, self._memory(state.tiles) if self.with_memory else None
+        state = State(self._fresh_tiles(), tensors, mail)
+        state = self._block(program.commands, state, {program.program_id: ids}, None)
+        return state.tensors, self._memory(state.tiles) if self.with_memory else None
+
+    def _is_split(self, slot: int) -> bool:
+        """Whether an HBM tensor has a row for each PE."""
+        return self.pes.total > 1 and self.program.slots[slot].pe_axis is not None
 
     def _held(self, dtype: DType) -> DType:
         """The dtype in which a tile's values are kept and computed with."""
@@ -190,12 +218,12 @@ class _Replay:
         tcm.check(final)
         return final
 
-    def _block(self, block: Block, state: _State, env: Env, mask: Any) -> _State:
+    def _block(self, block: Block, state: State, env: Env, mask: Any) -> State:
         for item in block:
             state = self._statement(item, state, env, mask)
         return state
 
-    def _statement(self, item: Statement, state: _State, env: Env, mask: Any) -> _State:
+    def _statement(self, item: Statement, state: State, env: Env, mask: Any) -> State:
         if isinstance(item, When):
             return self._when(item, state, env, mask)
         if isinstance(item, Scope):
@@ -205,8 +233,7 @@ class _Replay:
         if isinstance(item, StoreCmd):
             return self._store(item, state, env, mask)
         if isinstance(item, CopyCmd):
-            tiles = state.tiles.copied(item, env, mask)
-            return dataclasses.replace(state, tiles=tiles)
+            return state.with_tiles(state.tiles.copied(item, env, mask))
         if isinstance(item, LoadCmd):
             value = self._load(item, state, env)
             return self._write(item.out, value, state, env, mask)
@@ -216,27 +243,25 @@ class _Replay:
             return self._receive(item, state, env, mask)
         return self._write(item.out, self._op(item, state, env), state, env, mask)
 
-    def _scope(self, scope: Scope, state: _State, env: Env, mask: Any) -> _State:
+    def _scope(self, scope: Scope, state: State, env: Env, mask: Any) -> State:
         state = self._block(scope.body, state, env, mask)
         if not self.poison:
             return state
-        return dataclasses.replace(state, tiles=state.tiles.poisoned(scope, env, mask))
+        return state.with_tiles(state.tiles.poisoned(scope, env, mask))
 
     # --- commands --------------------------------------------------------------------
 
     def _write(
-        self, ref: Ref, value: jax.Array, state: _State, env: Env, mask: Any
-    ) -> _State:
+        self, ref: Ref, value: jax.Array, state: State, env: Env, mask: Any
+    ) -> State:
         chex.assert_shape(value, (*self.lead, *ref.shape))
         chex.assert_type(value, self._held(ref.dtype).numpy)
-        tiles = state.tiles.write(ref, env, value, mask)
-        return dataclasses.replace(state, tiles=tiles)
+        return state.with_tiles(state.tiles.write(ref, env, value, mask))
 
-    def _load(self, command: LoadCmd, state: _State, env: Env) -> jax.Array:
-        window = hbm.Window.of(command.view, lambda e: index_value(e, env))
+    def _load(self, command: LoadCmd, state: State, env: Env) -> jax.Array:
         value = hbm.load(
             state.tensors[command.view.slot],
-            window,
+            self._window(command.view, env),
             command.other,
             self.lead,
             self._held(command.out.dtype).numpy,
@@ -248,31 +273,34 @@ class _Replay:
         assert self.rounding is not None
         return self.rounding.cast(value, dtype)
 
-    def _store(self, command: StoreCmd, state: _State, env: Env, mask: Any) -> _State:
+    def _store(self, command: StoreCmd, state: State, env: Env, mask: Any) -> State:
         tile = self._cast(state.tiles.read(command.src, env), command.src.dtype)
-        window = hbm.Window.of(command.view, lambda e: index_value(e, env))
-        slot = command.view.slot
-        tensors = list(state.tensors)
-        tensors[slot] = hbm.store(tensors[slot], window, tile, mask, self.lead)
-        return dataclasses.replace(state, tensors=tuple(tensors))
+        window, slot = self._window(command.view, env), command.view.slot
+        stored = hbm.store(state.tensors[slot], window, tile, mask, self.lead)
+        return state.with_tensor(slot, stored)
+
+    def _window(self, view: HbmRef, env: Env) -> hbm.Window:
+        window = hbm.Window.of(view, lambda e: index_value(e, env))
+        alone = self.row is not None and self._is_split(view.slot)
+        return window.of_row(self.row) if alone else window
 
     # --- messages --------------------------------------------------------------------
 
-    def _send(self, command: SendCmd, state: _State, env: Env, mask: Any) -> _State:
+    def _send(self, command: SendCmd, state: State, env: Env, mask: Any) -> State:
         channel = Channel.of(command)
         message = self.pes.rotate(state.tiles.read(command.src, env), command.offset)
         to = None if mask is None else self.pes.rotate(mask, command.offset)
-        return _with_inbox(state, channel, state.mail[channel].put(message, to))
+        return state.with_inbox(channel, state.mail[channel].put(message, to))
 
-    def _receive(self, command: RecvCmd, state: _State, env: Env, mask: Any) -> _State:
+    def _receive(self, command: RecvCmd, state: State, env: Env, mask: Any) -> State:
         channel = Channel.of(command)
         message, inbox = state.mail[channel].take(mask)
-        state = _with_inbox(state, channel, inbox)
+        state = state.with_inbox(channel, inbox)
         return self._write(command.out, message, state, env, mask)
 
     # --- ops -------------------------------------------------------------------------
 
-    def _op(self, command: OpCmd, state: _State, env: Env) -> jax.Array:
+    def _op(self, command: OpCmd, state: State, env: Env) -> jax.Array:
         """The row's function on the operands, each in the row's operand dtype."""
         row = ops.TABLE[command.op]
         attrs = dict(command.attrs)
@@ -315,7 +343,7 @@ class _Replay:
 
     # --- loops -----------------------------------------------------------------------
 
-    def _when(self, when: When, state: _State, env: Env, mask: Any) -> _State:
+    def _when(self, when: When, state: State, env: Env, mask: Any) -> State:
         """PEs that take different ways run in lockstep, and those which the condition
         leaves out write nothing."""
         holds = index_value(when.condition, env)
@@ -324,16 +352,16 @@ class _Replay:
         if holds.ndim:
             active = holds != 0 if mask is None else mask & (holds != 0)
             return self._scope(when, state, env, active)
-        carry_of, resume = _hand_on(when, state)
+        carry_of, resume = hand_on(when, state)
 
         def run(carry: Any) -> Any:
             return carry_of(self._scope(when, resume(carry), env, mask))
 
         return resume(lax.cond(holds != 0, run, lambda c: c, carry_of(state)))
 
-    def _loop(self, loop: Loop, state: _State, env: Env, mask: Any) -> _State:
+    def _loop(self, loop: Loop, state: State, env: Env, mask: Any) -> State:
         trip = index_value(loop.trip, env)
-        carry_of, resume = _hand_on(loop, state)
+        carry_of, resume = hand_on(loop, state)
 
         def body(i: Any, carry: Any) -> Any:
             active = mask
@@ -356,35 +384,3 @@ class _Replay:
                 longest = self.pes.longest(longest)
             last = lax.fori_loop(0, longest, body, first)
         return resume(last)
-
-
-def _hand_on(
-    block: Loop | When, state: _State
-) -> tuple[Callable[[_State], Any], Callable[[Any], _State]]:
-    """What of a state changes in the block and is used after it, as JAX carries it; and
-    the state again, which is else as it was before the block."""
-    inside = [*walk(block.body)]
-    slots = sorted({c.view.slot for c in inside if isinstance(c, StoreCmd)})
-    moved = {Channel.of(c) for c in inside if isinstance(c, SendCmd | RecvCmd)}
-    channels = [channel for channel in state.mail if channel in moved]
-
-    def carry_of(current: _State) -> Any:
-        return (
-            current.tiles.carried(block),
-            [current.tensors[slot] for slot in slots],
-            [current.mail[channel] for channel in channels],
-        )
-
-    def resume(carry: Any) -> _State:
-        tiles, stored, inboxes = carry
-        mail = {**state.mail, **dict(zip(channels, inboxes, strict=True))}
-        tensors = list(state.tensors)
-        for slot, tensor in zip(slots, stored, strict=True):
-            tensors[slot] = tensor
-        return _State(state.tiles.resumed(tiles), tuple(tensors), mail)
-
-    return carry_of, resume
-
-
-def _with_inbox(state: _State, channel: Channel, inbox: Inbox) -> _State:
-    return dataclasses.replace(state, mail={**state.mail, channel: inbox})

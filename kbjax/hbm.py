@@ -63,6 +63,15 @@ class Window:
         ends = [end for pair in self.valid if pair is not None for end in pair]
         return any(jnp.ndim(x) for x in (*self.starts, *ends))
 
+    def of_row(self, row: Any) -> Window:
+        """The same on row `row` of an array with a PE axis in front."""
+        return Window(
+            (row, *self.starts),
+            (None, *self.valid),
+            (1, *self.sizes),
+            tuple(axis + 1 for axis in self.axes),
+        )
+
     def batch_axes(self) -> Window:
         """`vmap`'s in_axes: 0 where a field differs by PE."""
 

@@ -1,9 +1,11 @@
 """Where PEs run: on one device with an axis of their own, or spread over a mesh.
 
 With P PEs on D devices each device runs L = P / D of them: device `d` of the mesh (all
-its axes together, in mesh order) the PEs from `d * L` up to `(d + 1) * L`. A device's
-arrays have an axis of L in front where P > 1, also where L = 1: PEs stay in lockstep,
-so that a message under a condition is one that every device takes part in.
+its axes together, in mesh order) the PEs from `d * L` up to `(d + 1) * L`. It runs them
+one after another, each as a PE alone is run: tiles stay in the cache, and a PE does
+its own trips. PEs that have messages for each other run in lockstep instead, all L in
+one array: a device's tiles have an axis of L in front where P > 1, also where L = 1, so
+that a message under a condition is one that every device takes part in.
 """
 
 from __future__ import annotations
@@ -28,18 +30,20 @@ class Pes:
       total: P, all PEs.
       local: L, those of one device.
       axis_names: of the mesh; empty where PEs are not spread.
+      lockstep: all at once, not one after another.
     """
 
     total: int
     local: int
     axis_names: tuple[str, ...] = ()
+    lockstep: bool = False
 
     @staticmethod
-    def over(total: int, mesh: Mesh | None) -> Pes:
+    def over(total: int, mesh: Mesh | None, lockstep: bool = False) -> Pes:
         """`total` PEs over all devices of the mesh, which `checked_mesh` gave."""
         if mesh is None:
-            return Pes(total, total)
-        return Pes(total, total // mesh.size, tuple(mesh.axis_names))
+            return Pes(total, total, (), lockstep)
+        return Pes(total, total // mesh.size, tuple(mesh.axis_names), lockstep)
 
     @property
     def devices(self) -> int:
@@ -47,18 +51,39 @@ class Pes:
         return self.total // self.local
 
     @property
+    def together(self) -> bool:
+        """Whether the commands run once for all of a device's PEs."""
+        return self.total == 1 or self.lockstep
+
+    @property
     def lead(self) -> tuple[int, ...]:
-        """The PE axis of a device's arrays: (L,), or () where there is one PE."""
-        return (self.local,) if self.total > 1 else ()
+        """The PE axis of a device's tiles: (L,), or () where each runs alone."""
+        return (self.local,) if self.total > 1 and self.together else ()
 
     def ids(self) -> Any:
         """The program ids of this device's PEs: (L,) int32, or 0 where there is one."""
-        if not self.lead:
+        if self.total == 1:
             return 0
         mine = jnp.arange(self.local, dtype=jnp.int32)
         if not self.axis_names:
             return mine
         return mine + lax.axis_index(self.axis_names).astype(jnp.int32) * self.local
+
+    def in_turn(
+        self, run: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any
+    ) -> tuple[Any, Any]:
+        """This device's PEs one after another.
+
+        Args:
+          run: from a PE's row among this device's, its program id, and what the PE
+            before it handed on, to what it hands on and what it gives.
+          carry: what the first PE takes.
+
+        Returns:
+          What the last one handed on; and what each gave, with an axis of L in front.
+        """
+        rows = jnp.arange(self.local, dtype=jnp.int32)
+        return lax.scan(lambda c, pe: run(*pe, c), carry, (rows, self.ids()))
 
     def spread(
         self,
@@ -100,7 +125,7 @@ class Pes:
         On a mesh, inside `spread`: what stays together moves together, in two
         `ppermute`s at most. `offset` may be negative or larger than P.
         """
-        if not self.lead:
+        if self.total == 1:
             return values
         shift, rows = divmod(offset % self.total, self.local)
         split = self.local - rows

@@ -209,6 +209,23 @@ def many_are_one(case: Case) -> None:
                 assert_same_bits(many[pe], one, what)
 
 
+def lockstep_is_in_turn(case: Case) -> None:
+    """A message among PEs keeps them in lockstep, and changes nothing else; `exp` and
+    its kin are the same code, an axis longer."""
+
+    def with_message(tl: Any, *tensors: Any) -> None:
+        tl.send(tl.zeros((1,)), 1)
+        tl.recv((1,), "float32", 1).wait()
+        case.drawn.kernel(tl, *tensors)
+
+    many = case.made(num_pes=PES)
+    lockstep = kb.kernel_call(
+        with_message, case.drawn.out_shapes, num_pes=PES, hardware=ROOMY
+    )
+    inputs = stacked(case.drawn)
+    assert_same_bits(lockstep(*inputs), many(*inputs), "output")
+
+
 def inside_jit(case: Case) -> None:
     """XLA sees the kernel and its caller at once, and still rounds op by op."""
     inside = jax.jit(lambda *arrays: case.call(*arrays))(*case.inputs)
@@ -231,6 +248,7 @@ DERIVED: dict[str, Property] = {
     "unrolled and rolled": rolled_is_unrolled,
     "unscoped and scoped": scoped_is_unscoped,
     "one PE among several and alone": many_are_one,
+    "PEs in lockstep and in turn": lockstep_is_in_turn,
     "inside jit and plain": inside_jit,
     "constants inside jit and plain": constants_in_jit,
 }

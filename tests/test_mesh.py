@@ -82,7 +82,7 @@ def test_a_mesh_of_one_device_changes_nothing() -> None:
 
 @pytest.mark.parametrize("total", [1, 2, 5])
 def test_rotate_without_a_mesh_is_roll(total: int) -> None:
-    pes = Pes.over(total, None)
+    pes = Pes.over(total, None, lockstep=True)
     values = np.arange(total * 2).reshape(total, 2) if total > 1 else np.arange(2)
     for offset in range(-total - 1, 2 * total + 2):
         got = jax.jit(lambda x, n=offset: pes.rotate(x, n))(values)
@@ -102,7 +102,8 @@ def test_masked_writes_update_the_scratchpad_in_place() -> None:
         for j in tl.range(tl.program_id() + 1):
             with tl.scratch_scope():
                 tl.copy_to(total, total * 0.5 + tl.load(x[j]))
-        tl.store(o, total)
+        tl.send(total, 1)  # which keeps PEs in lockstep
+        tl.store(o, tl.recv((8,), "float32", 1).wait())
 
     x = jax.ShapeDtypeStruct((4, 4, 8), "float32")
     call = kb.kernel_call(kernel, jax.ShapeDtypeStruct((8,), "float32"), num_pes=4)
