@@ -259,12 +259,13 @@ class _Replay:
         return state.with_tiles(state.tiles.write(ref, env, value, mask))
 
     def _load(self, command: LoadCmd, state: State, env: Env) -> jax.Array:
+        dtype, other = self._held(command.out.dtype), command.other
         value = hbm.load(
             state.tensors[command.view.slot],
             self._window(command.view, env),
-            command.other,
+            None if other is None else self._constant(other, dtype),
             self.lead,
-            self._held(command.out.dtype).numpy,
+            dtype.numpy,
             in_parts=self.fidelity == "live",
         )
         return lax.optimization_barrier(value) if self.wide else value
@@ -335,11 +336,14 @@ class _Replay:
         all PEs share would be broadcast behind the barriers of `rounding`."""
         found = index_value(value, env) if isinstance(value, Expr) else value
         if not isinstance(found, jax.Array):
-            assert self.rounding is not None
-            with np.errstate(over="ignore"):  # 1e6 is inf in float16
-                found = jnp.asarray(np.asarray(found).astype(dtype.numpy))
-            found = self.rounding.unknown(found)
+            found = self._constant(found, dtype)
         return jnp.broadcast_to(found, self.lead)
+
+    def _constant(self, value: Scalar, dtype: DType) -> jax.Array:
+        assert self.rounding is not None
+        with np.errstate(over="ignore"):  # 1e6 is inf in float16
+            found = jnp.asarray(np.asarray(value).astype(dtype.numpy))
+        return self.rounding.unknown(found)
 
     # --- loops -----------------------------------------------------------------------
 

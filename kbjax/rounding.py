@@ -5,11 +5,12 @@ roundings. Five cures, each measured on jax 0.10, CPU, and each with a test:
 
 1. `a * b + c` becomes a fused multiply-add, across `optimization_barrier` too. Results
    pass through a select that makes every NaN the same, which no contraction crosses.
-   A compiler that proves that there is no NaN drops it, so none knows anything: scalars
-   and floats made from integers pass through `unknown`.
-2. The simplifier turns `a / 3` and `a / broadcast(l)` into products with a reciprocal
-   and merges constants. Every rounding op ends in an `optimization_barrier`, and a
-   divisor passes one after broadcasting.
+   A compiler that proves that there is no NaN drops it, so none knows anything:
+   scalars, what tails are filled with, and floats made from integers pass through
+   `unknown`.
+2. The simplifier turns `a / 3` and `a / broadcast(l)` into products with a reciprocal,
+   takes `a + 0` for `a`, and merges constants. Every rounding op ends in an
+   `optimization_barrier`, and a divisor passes one after broadcasting.
 3. A fused reduction adds in another order. `sum` and `max` are fixed halving trees.
 4. `dot` picks its kernel by layout and by M = 1. Its lowering follows from the program
    (kbjax.layouts), and one row is padded to two.

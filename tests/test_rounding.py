@@ -540,6 +540,33 @@ def test_products_that_cannot_be_nan_are_rounded_too() -> None:
     assert_same_bits(jax.jit(lambda: call(n, x))(), wants, "constants")
 
 
+def test_a_tile_of_zeros_is_added_wherever_it_comes_from() -> None:
+    """XLA takes x + 0 for x, where it knows the 0; but -0.0 + 0 is 0. A tile is known
+    where it is made, and where a load lies wholly outside of its tensor."""
+    x = np.array([-0.0, 0.0, 1.5, -2.0], np.float32)
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        t = tl.load(x)
+        outside = x[tl.ds(-4, 4)]
+        buffer = tl.circular_buffer(1, (4,), "float32")
+        buffer.push(x[tl.ds(4, 4)], other=0)
+        for row, zeros in enumerate(
+            (
+                tl.zeros((4,), "float32"),
+                tl.load(outside, other=0),
+                tl.load_async(outside, other=0).wait(),
+                buffer.pop(),
+            )
+        ):
+            tl.store(o[row], t + zeros)
+
+    call = kb.kernel_call(kernel, jax.ShapeDtypeStruct((4, 4), "float32"))
+    want = np.stack([x + np.float32(0)] * 4)
+    assert_same_bits(call(x), want, "live")
+    assert_same_bits(call.run(x, fidelity="exact").outputs, want, "exact")
+    assert_same_bits(jax.jit(lambda: call(x))(), want, "constants")
+
+
 def test_a_subnormal_is_true_on_every_path() -> None:
     """A cast to bool looks at bits; a compiled comparison may flush a subnormal to 0,
     and did so in live but not in exact where an integer cast stood beside it."""
