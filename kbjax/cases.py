@@ -26,18 +26,34 @@ _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """An input that is not normal numbers: lengths, indices, quantised weights.
+
+    Attributes:
+      shape: of one PE's array.
+      dtype: of its elements.
+      draw: ``draw(rng, shape)``, elements of that shape, a PE axis in front included.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+@dataclass(frozen=True)
 class Inputs:
     """Standard normal numbers rounded to `dtype`, made when they are asked for.
 
     Attributes:
-      shapes: of one PE's arrays; a PE axis goes in front where there are several PEs.
+      shapes: of one PE's arrays, or how they are drawn otherwise; a PE axis goes in
+        front where there are several PEs.
       shared: which of them all PEs have alike, with no PE axis.
     """
 
     seed: int
     num_pes: int
     dtype: str
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...] | Drawn, ...]
     shared: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -52,11 +68,15 @@ class Inputs:
     def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and dtypes, with no data behind them."""
         lead = (self.num_pes,) if self.num_pes > 1 else ()
-        kind = dtypes.of(self.dtype).numpy
-        return tuple(
-            jax.ShapeDtypeStruct(s if n in self.shared else (*lead, *s), kind)
-            for n, s in enumerate(self.shapes)
-        )
+        specs = []
+        for n, asked in enumerate(self.shapes):
+            if isinstance(asked, Drawn):
+                shape, kind = asked.shape, asked.dtype
+            else:
+                shape, kind = asked, self.dtype
+            whole = shape if n in self.shared else (*lead, *shape)
+            specs.append(jax.ShapeDtypeStruct(whole, dtypes.of(kind).numpy))
+        return tuple(specs)
 
     def arrays(self) -> tuple[Any, ...]:
         """The data: the same for the same seed.
@@ -66,12 +86,12 @@ class Inputs:
         """
         rng = np.random.default_rng(self.seed)
         arrays = []
-        for spec in self.specs:
+        for spec, asked in zip(self.specs, self.shapes, strict=True):
             array = _aligned_empty(spec.shape, np.dtype(spec.dtype))
-            elements = array.reshape(-1)
-            for start in range(0, elements.size, 1 << 22):
-                part = elements[start : start + (1 << 22)]
-                part[...] = rng.standard_normal(part.size, np.float32)
+            if isinstance(asked, Drawn):
+                array[...] = asked.draw(rng, spec.shape)
+            else:
+                _fill_normal(array.reshape(-1), rng)
             arrays.append(jax.device_put(array, may_alias=True))
         return tuple(arrays)
 
@@ -126,6 +146,12 @@ def tolerance(dtype: str) -> float:
             f"the kernel does not come in {dtype}", allowed=", ".join(_TOLERANCE)
         )
     return _TOLERANCE[dtype]
+
+
+def _fill_normal(elements: np.ndarray, rng: np.random.Generator) -> None:
+    for start in range(0, elements.size, 1 << 22):
+        part = elements[start : start + (1 << 22)]
+        part[...] = rng.standard_normal(part.size, np.float32)
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
