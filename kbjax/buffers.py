@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from kbjax import errors
 from kbjax.dtypes import DType, Shape
-from kbjax.futures import LoadFuture
+from kbjax.futures import LoadFuture, NotATile
 from kbjax.handle import HbmView, TensorHandle
 from kbjax.refs import Scalar
-from kbjax.site import Site
+from kbjax.site import Site, here
 
 
-class CircularBuffer:
+class CircularBuffer(NotATile):
     """`depth` tiles of one shape and dtype. Push number n, from 0, fills slot n modulo
     the depth; pops take the tiles in the order of the pushes.
 
@@ -62,6 +63,15 @@ class CircularBuffer:
           HazardError: where no tile is in it.
         """
         return self._context.pop(self)
+
+    def not_a_tile(self) -> errors.KernelError:
+        """For a use of the buffer where a tile belongs."""
+        return errors.KernelError(
+            "a circular_buffer is no tile, and no sequence of its tiles",
+            site=here(),
+            got=str(self),
+            remedy="Take its tiles in turn with pop()",
+        )
 
     def __str__(self) -> str:
         return f"circular_buffer of {self.depth} tiles made at {self.site}"

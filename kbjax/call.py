@@ -329,9 +329,11 @@ def kernel_call(
         those of several processes. None: on JAX's default device; or, where that is a
         CPU and JAX has several, on as many of them as divide `num_pes`. JAX must be
         told before its first use: `jax.config.update("jax_num_cpu_devices", 2)`.
-        `mesh=Mesh(jax.devices()[:1], ("pe",))` keeps to one (docs/meshes.md).
+        `mesh=Mesh(jax.devices()[:1], ("pe",))` keeps to one (docs/meshes.md). Inside
+        an outer `jax.jit`, arrays that were placed are on its devices, in its order.
       checks: what a use after scope or an uninitialised read is: `error`, `warn`, or
-        `off` (the hardware's behaviour, replayed exactly).
+        `off` (the hardware's behaviour, replayed exactly). All other mistakes are
+        errors whatever it says.
       compute_dtype: None: every op rounds to its result's dtype. "float32": live replay
         keeps every float in float32 until it is stored, which tells a wrong algorithm
         from rounding; addresses, footprint and op_log are those of the kernel.

@@ -352,7 +352,3 @@ def _report(
 def main() -> None:
     """The `kbjax` command."""
     app()
-
-
-if __name__ == "__main__":
-    main()

@@ -10,9 +10,11 @@ import builtins
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kbjax import dtypes, errors, expr, handle, index, ops
+from kbjax import dtypes, errors, expr, handle, index, ops, surface
 from kbjax.blocks import RolledRange, ScopeGuard
+from kbjax.buffers import CircularBuffer
 from kbjax.emitter import shown
+from kbjax.futures import LoadFuture, SendFuture
 from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import CopyCmd
@@ -262,7 +264,7 @@ def _install_methods() -> None:
     types as `tl.float32` ... for the eyes of Triton's users."""
 
     def elementwise(row: ops.Op) -> Callable[..., Any]:
-        def method(self: TLContext, *operands: object, **named: object) -> Any:
+        def method(self: TLContext, /, *operands: object, **named: object) -> Any:
             order = row.parameters[len(operands) :]
             if named.keys() <= set(order):  # else the count or the name is wrong
                 operands += tuple(named.pop(name) for name in order if name in named)
@@ -295,3 +297,11 @@ def _install_methods() -> None:
 
 
 _install_methods()
+for _kind, _name in (
+    (TLContext, "tl"),
+    (TensorHandle, "tile"),
+    (LoadFuture, "future"),
+    (SendFuture, "future"),
+    (CircularBuffer, "buffer"),
+):
+    surface.refuse_wrong_arguments(_kind, _name)

@@ -186,10 +186,12 @@ def _hazard(op: str, verb: str, transfer: Transfer, site: Site) -> errors.Hazard
 
 def ended(transfer: Transfer, block: str, begun_at: Site) -> errors.HazardError:
     """For a scope that ends while a transfer uses its bytes."""
+    made = "make the tile outside it and give it as out="
+    if transfer.only_reads:
+        made = "make the tile that is sent outside it"
     return errors.HazardError(
         f"the {block} of {begun_at} gives back bytes of the {transfer.op} of "
         f"{transfer.site}, which has not been waited for",
         site=transfer.site,
-        remedy=f"Call wait() in the {block}, or make the tile outside it and give it "
-        "as out=",
+        remedy=f"Call wait() in the {block}, or {made}",
     )

@@ -10,7 +10,44 @@ from kbjax.handle import BINARY_OPERATORS, UNARY_OPERATORS, TensorHandle
 from kbjax.site import here
 
 
-class LoadFuture:
+class NotATile:
+    """What a kernel holds that is no tile, and says so where it is used as one: in
+    arithmetic, comparisons of size, subscripts, and what Python asks of a number or a
+    sequence."""
+
+    __slots__ = ()
+
+    def not_a_tile(self) -> errors.KbjaxError:
+        """For a use of this where a tile belongs."""
+        raise NotImplementedError
+
+    def _refused(self, *_: object, **__: object) -> Any:
+        raise self.not_a_tile()
+
+    __iter__ = __len__ = __float__ = __int__ = __index__ = __array__ = _refused
+    __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __pos__ = _refused
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
+    __divmod__ = __rdivmod__ = __complex__ = __round__ = __contains__ = _refused
+    __array_ufunc__ = _refused
+    __jax_array__ = property(_refused)
+
+
+def _install_refusals() -> None:
+    """Every operator of a tile is refused, but that any two objects may be equal."""
+    for name in BINARY_OPERATORS:
+        if name in ("eq", "ne"):
+            continue
+        setattr(NotATile, f"__{name}__", NotATile._refused)
+        if name not in ("lt", "le", "gt", "ge"):
+            setattr(NotATile, f"__r{name}__", NotATile._refused)
+    for name in UNARY_OPERATORS:
+        setattr(NotATile, f"__{name}__", NotATile._refused)
+
+
+_install_refusals()
+
+
+class LoadFuture(NotATile):
     """A tile that a load or a receive is writing. `wait()` gives the tile."""
 
     __slots__ = ("_context", "tile", "transfer")
@@ -39,16 +76,9 @@ class LoadFuture:
             remedy="Use the tile that its wait() gives",
         )
 
-    def _refused(self, *_: object) -> Any:
-        raise self.not_a_tile()
-
-    __bool__ = __iter__ = __len__ = __float__ = __int__ = __index__ = _refused
-    __array__ = __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = _refused
-    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
-    __divmod__ = __rdivmod__ = __pos__ = __complex__ = __round__ = _refused
-    __contains__ = __array_ufunc__ = _refused
-    T = shape = dtype = ndim = nbytes = __jax_array__ = property(_refused)
-    to = _refused
+    __eq__ = __ne__ = NotATile._refused
+    T = shape = dtype = ndim = nbytes = property(NotATile._refused)
+    to = NotATile._refused
     __hash__ = object.__hash__
 
     def __str__(self) -> str:
@@ -57,20 +87,7 @@ class LoadFuture:
     __repr__ = __str__
 
 
-def _install_refusals() -> None:
-    """Every operator of a tile says that the future is none."""
-    for name in BINARY_OPERATORS:
-        setattr(LoadFuture, f"__{name}__", LoadFuture._refused)
-        if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
-            setattr(LoadFuture, f"__r{name}__", LoadFuture._refused)
-    for name in UNARY_OPERATORS:
-        setattr(LoadFuture, f"__{name}__", LoadFuture._refused)
-
-
-_install_refusals()
-
-
-class SendFuture:
+class SendFuture(NotATile):
     """A message on its way. `wait()` gives its source back to the kernel."""
 
     __slots__ = ("_context", "transfer")
@@ -85,6 +102,19 @@ class SendFuture:
           KernelError: in another iteration than the one that issued it.
         """
         self._context.wait_for(self.transfer)
+
+    def not_a_tile(self) -> errors.KernelError:
+        """For a use of the future where a tile belongs."""
+        return errors.KernelError(
+            "a send gives no tile",
+            site=here(),
+            got=str(self),
+            remedy="Use the tile that was sent; what another PE sends comes from "
+            "tl.recv",
+        )
+
+    def __bool__(self) -> bool:  # `if sent:` asks whether there was one
+        return True
 
     def __str__(self) -> str:
         return f"the send of {self.transfer.site}"

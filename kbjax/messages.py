@@ -238,18 +238,49 @@ class _Blocked:
                 for c in self.runs[sender]
             )
             if count == self.taken[one, waits.offset]:
-                return errors.KernelError(
-                    f"PE {one} waits at {waits.site} for a message of PE {sender} that "
-                    "is never sent",
-                    site=waits.site,
-                    got=f"{count} messages of offset {waits.offset} from PE {sender}",
-                    remedy="Send and receive with the same offset, equally often",
-                )
+                return self._never_sent(one, waits, sender, count)
         return errors.KernelError(
             f"PEs wait for each other's messages for ever: {self._round(stuck[0])}",
             site=command.site,
             remedy="Send before waiting for what the other PE sends in return",
         )
+
+    def _never_sent(
+        self, pe: int, waits: RecvCmd, sender: int, count: int
+    ) -> errors.KernelError:
+        """For a receive of more than the `count` messages that PE `sender` has for it;
+        where those that it lacks were sent with another number for its way, of that."""
+        other = self._of_another_offset(pe, sender, waits.offset)
+        if other is not None:
+            return errors.KernelError(
+                f"PE {pe} waits at {waits.site} for a message of offset {waits.offset} "
+                f"of PE {sender}, which sends it with offset {other.offset} at "
+                f"{other.site}: both lead to PE {pe} of {len(self.runs)}, but only "
+                "equal offsets pair",
+                site=waits.site,
+                remedy=f"Receive with offset={other.offset}, or send with "
+                f"offset={waits.offset}",
+            )
+        return errors.KernelError(
+            f"PE {pe} waits at {waits.site} for a message of PE {sender} that is never "
+            "sent",
+            site=waits.site,
+            got=f"{count} messages of offset {waits.offset} from PE {sender}",
+            remedy="Send and receive with the same offset, equally often",
+        )
+
+    def _of_another_offset(self, pe: int, sender: int, offset: int) -> SendCmd | None:
+        """The sender's first message to the PE that the PE does not take, of an offset
+        that leads there as `offset` does."""
+        sent = Counter[int]()
+        for command in self.runs[sender]:
+            step = command.offset
+            leads_there = step != offset and (step - offset) % len(self.runs) == 0
+            if isinstance(command, SendCmd) and leads_there:
+                sent[step] += 1
+                if sent[step] > self.taken[pe, step]:
+                    return command
+        return None
 
     def _round(self, pe: int) -> str:
         """``PE 0 at a.py:3 for PE 1, PE 1 at ...``, once around."""

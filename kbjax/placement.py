@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,51 @@ def check_context(mesh: Mesh) -> None:
             allowed="the same mesh, with axes of type Auto",
             remedy="Call the kernel outside jax.set_mesh and jax.shard_map",
         )
+
+
+def check_traced(arrays: Sequence[Any], mesh: Mesh) -> None:
+    """Refuse arrays that JAX traces and knows to be on other devices than the mesh,
+    which it cannot change inside `jax.jit`.
+
+    While it traces, JAX knows how many devices an array is on, and of what platform;
+    which they are, only afterwards, and then it is JAX that refuses them.
+
+    Raises:
+      KernelError: naming both.
+    """
+    for array in arrays:
+        if not isinstance(array, jax.core.Tracer):
+            continue
+        placed = jax.typeof(array).sharding.mesh
+        if not placed.empty and placed.size != mesh.size:
+            axes = ", ".join(f"{name}={size}" for name, size in placed.shape.items())
+            raise _elsewhere(f"an array on a mesh of {placed.size}, {axes}", mesh)
+
+
+_DEVICE_IDS = re.compile(r"device ids \[([\d, ]+)\] on platform (\w+)")
+
+
+def told(error: ValueError, mesh: Mesh) -> errors.KernelError | None:
+    """JAX's own refusal of arrays on other devices than the mesh, as ours; None for
+    any other error."""
+    found = _DEVICE_IDS.search(str(error))
+    if "incompatible devices" not in str(error) or found is None:
+        return None
+    return _elsewhere(f"an array on {found[2]} devices {found[1]}", mesh)
+
+
+def _elsewhere(placed: str, mesh: Mesh) -> errors.KernelError:
+    devices = [*mesh.devices.flat]
+    ids = ", ".join(str(device.id) for device in devices)
+    return errors.KernelError(
+        "arrays that JAX traces are on other devices than the mesh of the call",
+        got=f"{placed}; a call on a mesh of {mesh.size}, "
+        f"{devices[0].platform.upper()} devices {ids}",
+        allowed="arrays on the devices of the mesh, in its order",
+        remedy="Place them before with jax.device_put(x, NamedSharding(mesh, "
+        "PartitionSpec())), or call the kernel outside jax.jit, jax.vmap and jax.grad, "
+        "which brings them",
+    )
 
 
 def brought(array: Any, sharding: NamedSharding) -> Any:

@@ -17,9 +17,10 @@ from kbjax import carried, domain, errors, expr, queues, usage
 from kbjax.allocator import Level
 from kbjax.bytecode import in_for_statement
 from kbjax.expr import Expr, Var
+from kbjax.footprint import Allocation
 from kbjax.index import Index
 from kbjax.open_blocks import Marks, OpenBlock, OpenBlocks
-from kbjax.program import Loop
+from kbjax.program import Block, Loop, Scope, walk
 from kbjax.queues import Counts
 from kbjax.site import Site, kernel_frame
 
@@ -74,12 +75,12 @@ class Recorder(OpenBlocks):
         if end != marks.counts:
             again()
             other_index = Var(uid, name, trip)
-            counts = self._iterated(level, marks, end, other_index, site).inside
+            again_from = self._iterated(level, marks, end, other_index, first.block)
             self.complete[loop_index] = first.block
-            first = yield from recorded(other_index, counts, first.after)
+            first = yield from recorded(other_index, again_from.inside, first.after)
         again()
         self.complete[loop_index] = first.block
-        counted = self._iterated(level, marks, end, loop_index, site)
+        counted = self._iterated(level, marks, end, loop_index, first.block)
         second = yield from recorded(loop_index, counted.inside, first.after)
         del self.complete[loop_index]
         self.counts = counted.after
@@ -107,9 +108,9 @@ class Recorder(OpenBlocks):
             self.emit(Loop(loop_index, second.block, growth, shown, site))
 
     def _iterated(
-        self, level: Level, marks: Marks, end: Counts, index: Var, site: Site
+        self, level: Level, marks: Marks, end: Counts, index: Var, body: Block
     ) -> queues.Iterated:
-        """The buffers' counts in an iteration, given those after one.
+        """The buffers' counts in an iteration, given those after one of `body`.
 
         Raises:
           KernelError: where they follow no rule that is found here.
@@ -127,14 +128,7 @@ class Recorder(OpenBlocks):
             made = self.arena.allocations[found.unknown[0]]
             self.complete.pop(index, None)
             self._abandon(level, marks)
-            raise errors.KernelError(
-                f"the slots that this loop uses of the circular_buffer of {made.site} "
-                "are not known: iterations push or pop other numbers of tiles, by no "
-                "rule that kbjax finds",
-                site=site,
-                remedy="Push and pop as many tiles in each iteration, leave the buffer "
-                "empty between them, or make it inside the loop",
-            )
+            raise _unknown_slots(made, index, body, self.arena.loop_sites[index])
         return found
 
     def _trip(self, start: Expr, stop: Expr, step: int, site: Site) -> Expr:
@@ -200,6 +194,47 @@ class Recorder(OpenBlocks):
 def _counted(loop_index: Var, start: Expr, step: int) -> Expr:
     """``start + step * iteration``."""
     return expr.add(start, expr.scale(expr.var(loop_index), step))
+
+
+def _unknown_slots(
+    made: Allocation, index: Var, body: Block, site: Site
+) -> errors.KernelError:
+    """For a loop whose iterations push into a buffer, or pop from it, by no rule that
+    kbjax.queues finds.
+
+    Args:
+      made: the buffer.
+      index: of the loop.
+      body: what an iteration does.
+      site: of the loop.
+    """
+    name, nested, how = index.name, "", "Push and pop in every iteration"
+    inner = next(
+        (i for i in walk(body) if isinstance(i, Loop) and _uses(i, made)), None
+    )
+    if inner is not None:
+        nested = f", also in the loop of {inner.site} inside it"
+        how = "Push in every iteration, and pop after the loops what is left"
+    return errors.KernelError(
+        f"the slots that this loop uses of the circular_buffer of {made.site} are not "
+        f"known: its iterations push or pop different numbers of tiles{nested}, and "
+        f"not just in one range of {name}",
+        site=site,
+        allowed="the same pushes and pops in every iteration, or under a condition "
+        f"that holds for one range of {name}, as tl.when({name} + 1 < n) does",
+        remedy=f"{how}, unroll the loop over {name} with tl.static_range or Python's "
+        "range, or make the buffer inside it",
+    )
+
+
+def _uses(loop: Loop, made: Allocation) -> bool:
+    """Whether a command of the loop reads or writes the bytes."""
+    commands = (c for c in walk(loop.body) if not isinstance(c, Loop | Scope))
+    return any(
+        ref is not None and ref.root == made.uid
+        for command in commands
+        for ref in (*command.reads, command.writes)
+    )
 
 
 def _check_growth(growth_bytes: int, trip: Expr, site: Site) -> None:

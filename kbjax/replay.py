@@ -78,6 +78,7 @@ class Replays:
         split = [_moved(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)]
         if found is not None:
             placement.check_context(found)
+            placement.check_traced(split, found)
             pes = Pes.over(self.num_pes, found)
             split = [
                 placement.brought(array, pes.sharding(axis is not None, found))
@@ -89,7 +90,13 @@ class Replays:
             self.compiled[which] = data_phase.lower(
                 program, fidelity, how.with_memory, how.poison, self.wide, found
             )
-        replayed = self.compiled[which](*split)
+        try:
+            replayed = self.compiled[which](*split)
+        except ValueError as error:
+            refused = None if found is None else placement.told(error, found)
+            if refused is None:
+                raise
+            raise refused from None
         if self.mesh is None and found is not None:
             replayed = jax.tree.map(placement.back, replayed)
         results, memory = replayed

@@ -19,6 +19,12 @@ from kbjax.queues import Count, Slot
 from kbjax.refs import HbmRef, Ref, Scalar
 from kbjax.site import Site
 
+# What takes a tile to a later iteration, where something but a tile made outside does.
+_CARRIED = {
+    "load_async": "; tl.circular_buffer carries loads from one to the next",
+    "push": ", or take the tile with the buffer's pop()",
+}
+
 
 class Transfers(Aliases):
     """Between HBM and TCM, and between PEs."""
@@ -294,8 +300,7 @@ class Transfers(Aliases):
                 "iteration of its tl.range than the one that issued it, or after the "
                 "loop: Python carries its future there",
                 site=site,
-                remedy="Wait in the same iteration; tl.circular_buffer carries loads "
-                "from one iteration to the next",
+                remedy=f"Wait in the same iteration{_CARRIED.get(transfer.op, '')}",
             )
         if transfer.receive is not None:
             recorder.receive(transfer, site)
@@ -336,18 +341,21 @@ class Transfers(Aliases):
         self, op: str, what: str, shape: Shape, dtype: DType, out: Ref, site: Site
     ) -> None:
         """Refuse a destination of another type than what is moved."""
+        made, taken = "tile", "it after the wait"
+        if op == "push":
+            made, taken = "circular_buffer", "its tiles after the pop"
         if out.shape != shape:
             raise errors.ShapeError(
                 f"{op} needs a tile of the shape of what it moves",
                 site=site,
                 got=f"tile {out.shape}, {shape} of {what}",
-                remedy="Make the tile in that shape, or slice what is moved",
+                remedy=f"Make the {made} in that shape, or slice what is moved",
             )
         if out.dtype != dtype:
             raise errors.DTypeError(
                 f"{op} of the {dtype} {what} into a {out.dtype} tile",
                 site=site,
-                remedy=f"Make the tile in {dtype}, and convert it after the wait with "
+                remedy=f"Make the {made} in {dtype}, and convert {taken} with "
                 f'.to("{out.dtype}")',
             )
 

@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 import kbjax as kb
 from kbjax import placement
@@ -293,6 +299,43 @@ def test_inside_jit() -> None:
     for given in (x, jax.device_put(x, rows)):
         assert_same_bits(inside(given), twice(x * np.float32(3)) - np.float32(1))
     assert_same_bits(jax.jit(lambda: call(x))(), twice(x), "a constant")
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_arrays_that_are_traced_on_another_number_of_devices(count: int) -> None:
+    """JAX cannot move them inside `jax.jit`; a plain call does."""
+    x = normal(12, 8, 3)
+    call = kb.kernel_call(scaled, f32((3,)), num_pes=8, mesh=over(4))
+    placed = jax.device_put(x, NamedSharding(over(count), PartitionSpec("pe")))
+    for function in (lambda y: call(y), lambda y: call(y * 3.0)):
+        with pytest.raises(kb.KernelError, match="on other devices") as caught:
+            jax.jit(function)(placed)
+        assert f"a mesh of {count}, pe={count}" in str(caught.value.got)
+        assert "mesh of 4, CPU devices 0, 1, 2, 3" in str(caught.value.got)
+    assert_same_bits(call(placed), twice(x))
+    moved = jax.device_put(placed, NamedSharding(over(4), PartitionSpec()))
+    assert_same_bits(jax.jit(lambda y: call(y))(moved), twice(x))
+
+
+@pytest.mark.parametrize(
+    ("place", "ids"),
+    [
+        (NamedSharding(Mesh(DEVICES[4:], ("pe",)), PartitionSpec()), "4, 5, 6, 7"),
+        (NamedSharding(Mesh(DEVICES[3::-1], ("pe",)), PartitionSpec()), "3, 2, 1, 0"),
+        (SingleDeviceSharding(DEVICES[5]), "5"),
+    ],
+    ids=["as many", "another order", "one"],
+)
+def test_arrays_that_are_mapped_on_other_devices(place: Any, ids: str) -> None:
+    x, mesh = np.stack([normal(12, 8, 3)] * 2), over(4)
+    call = kb.kernel_call(scaled, f32((3,)), num_pes=8, mesh=mesh)
+    placed = jax.device_put(x, place)
+    with pytest.raises(kb.KernelError, match="on other devices") as caught:
+        jax.vmap(call)(placed)
+    assert f"an array on CPU devices {ids};" in str(caught.value.got)
+    assert "mesh of 4, CPU devices 0, 1, 2, 3" in str(caught.value.got)
+    brought = jax.device_put(placed, NamedSharding(mesh, PartitionSpec()))
+    assert_same_bits(jax.vmap(call)(brought)[1], twice(x[1]))
 
 
 def test_a_mesh_with_explicit_axes_does_as_well() -> None:

@@ -562,6 +562,99 @@ def test_a_buffer_after_its_scope() -> None:
     refused(kernel, "made", "use", error=kb.KernelError, checks="off")
 
 
+# --- counts that follow no rule ------------------------------------------------------
+
+
+def in_turn(tl: Any, x: Any, o: Any, *, loop: str = "range") -> None:
+    acc = tl.zeros((16,))
+    buffer = tl.circular_buffer(1, (16,))  # made
+    for i in getattr(tl, loop)(N):  # use
+        with tl.when(i % 2 == 0):
+            buffer.push(x[i])
+        with tl.when(i % 2 == 1):
+            tl.copy_to(acc, acc * 0.5 + buffer.pop())
+    tl.store(o, acc)
+
+
+def near_two_ends(tl: Any, x: Any, o: Any, *, loop: str = "range") -> None:
+    """The condition holds in two ranges."""
+    acc = tl.zeros((16,))
+    buffer = tl.circular_buffer(4, (16,))  # made
+    for i in getattr(tl, loop)(N):  # use
+        with tl.when(i * (N - 1 - i) == 0):
+            buffer.push(x[i])
+    for _ in range(2):
+        tl.copy_to(acc, acc * 0.5 + buffer.pop())
+    tl.store(o, acc)
+
+
+def nested(
+    tl: Any, x: Any, o: Any, *, outer: str = "range", always: bool = False
+) -> None:
+    """One pipeline over both loops."""
+    acc, depth = tl.zeros((16,)), 2
+    buffer = tl.circular_buffer(depth, (16,))  # made
+    buffer.push(x[0])
+    for i in getattr(tl, outer)(2):  # use
+        with tl.scratch_scope():
+            for j in tl.range(N // 2):  # inner
+                after = i * (N // 2) + j + depth - 1
+                if always:
+                    buffer.push(x[after], other=0.0)
+                else:
+                    with tl.when(after < N):
+                        buffer.push(x[after])
+                tl.copy_to(acc, acc * 0.5 + buffer.pop())
+    if always:
+        buffer.pop()
+    tl.store(o, acc)
+
+
+@pytest.mark.parametrize("kernel", (in_turn, near_two_ends), ids=lambda k: k.__name__)
+def test_a_condition_that_holds_for_no_one_range(kernel: Kernel) -> None:
+    """The message says which conditions are known, and what to do, which works."""
+    text = (
+        "are not known: its iterations push or pop .* not just in one range of i.*"
+        r"Allowed: the same pushes .* one range of i, as tl\.when\(i \+ 1 < n\) .*"
+        "every iteration, unroll the loop over i with tl.static_range or Python's range"
+    )
+    refused(kernel, "made", "use", error=kb.KernelError, text=text)
+    rows = (0, 2, 4, 6) if kernel is in_turn else (0, N - 1)
+    unrolled = functools.partial(kernel, loop="static_range")
+    assert_same_bits(outputs(unrolled), halved(rows))
+
+
+def test_one_pipeline_over_two_rolled_loops() -> None:
+    """As above; the loop to unroll is the outer one."""
+    text = (
+        "different numbers of tiles, also in the loop of .* inside it, .*"
+        "Push in every iteration, and pop after the loops what is left, unroll the "
+        "loop over i with tl.static_range or Python's range, or make"
+    )
+    refused(nested, "made", "use", "inner", error=kb.KernelError, text=text)
+    for options in ({"outer": "static_range"}, {"always": True}):
+        kernel = functools.partial(nested, **options)
+        assert_same_bits(outputs(kernel), halved(range(N)), str(options))
+
+
+def test_a_loop_inside_that_has_no_part_in_it_is_not_named() -> None:
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        buffer = tl.circular_buffer(1, (16,))  # made
+        for i in tl.range(N):  # use
+            for _ in tl.range(2):
+                tl.store(o, tl.zeros((16,)))
+            with tl.when(i % 2 == 0):
+                buffer.push(x[i])
+            with tl.when(i % 2 == 1):
+                buffer.pop()
+
+    text = "different numbers of tiles, and not just in one range of i"
+    refused(kernel, "made", "use", error=kb.KernelError, text=text)
+
+
+# --- types ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     (
@@ -572,10 +665,11 @@ def test_a_buffer_after_its_scope() -> None:
         (lambda tl: tl.circular_buffer(2, (16,), "f4"), kb.DTypeError, "f4"),
         (lambda tl: tl.circular_buffer(9999, (16,)).push, kb.ScratchOverflowError,
          "circular_buffer"),
-        (lambda tl: tl.circular_buffer(2, (15,)), kb.ShapeError, "push needs a tile"),
+        (lambda tl: tl.circular_buffer(2, (15,)), kb.ShapeError,
+         "push needs a tile .* Make the circular_buffer in that shape"),
         (lambda tl: tl.circular_buffer(2, (1, 16)), kb.ShapeError, "push needs a tile"),
         (lambda tl: tl.circular_buffer(2, (16,), "int32"), kb.DTypeError,
-         "push of the float32 x into a int32 tile"),
+         "into a int32 tile.* Make the circular_buffer in float32, and convert its "),
     ),
 )  # fmt: skip
 def test_types(make: Any, error: Any, text: str) -> None:

@@ -467,3 +467,11 @@ def test_no_jax_where_it_is_not_needed(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout or b"no hardware profile" in done.stderr
+
+
+def test_python_m_kbjax_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kbjax", "kernels"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in NAMES)

@@ -19,6 +19,7 @@ MOST_LINES = 400
 # Module -> the kbjax modules that it imports. A new edge is a decision: write it here.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"call", "context", "errors", "hardware", "tcm"},
+    "__main__": {"cli"},
     "abrupt": set(),
     "aliases": {"emitter", "errors", "expr", "handle", "refs", "signatures", "site"},
     "allocator": {
@@ -32,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "arguments": {"dtypes", "errors", "hardware", "site"},
     "blocks": {"allocator", "errors", "expr", "index", "recorder", "site"},
-    "buffers": {"dtypes", "futures", "handle", "refs", "site"},
+    "buffers": {"dtypes", "errors", "futures", "handle", "refs", "site"},
     "bytecode": set(),
     "call": {
         "allocator",
@@ -73,16 +74,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "context": {
         "blocks",
+        "buffers",
         "dtypes",
         "emitter",
         "errors",
         "expr",
+        "futures",
         "handle",
         "index",
         "ops",
         "program",
         "refs",
         "site",
+        "surface",
         "transfers",
     },
     "costs": {"dtypes", "expr", "hardware", "ops", "program", "refs"},
@@ -238,6 +242,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "domain",
         "errors",
         "expr",
+        "footprint",
         "index",
         "open_blocks",
         "program",
@@ -278,6 +283,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "steady": {"forms", "scratch_times", "site"},
     "strides": {"expr"},
     "summary": {"costs", "critical", "program", "rolled", "timing"},
+    "surface": {"errors", "site"},
     "tcm": {"dtypes", "errors", "hardware", "overflow"},
     "tensors": {"arguments", "errors", "program"},
     "tiles": {"dtypes", "expr", "program", "refs", "sealing", "tcm"},

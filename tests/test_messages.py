@@ -368,10 +368,50 @@ def not_to_all(tl: Any, x: Any, o: Any) -> None:
 def test_a_receive_without_a_message(num_pes: int) -> None:
     where = line(unmatched, "recv")
     refused(unmatched, f"PE 0 waits at {where}", "never sent", num_pes=num_pes)
-    refused(other_offset, line(other_offset, "recv"), "PE 3 that is never sent",
-            "0 messages of offset -3")  # fmt: skip
     where = line(not_to_all, "recv")
     refused(not_to_all, f"PE 3 waits at {where}", "PE 2 that is never sent")
+
+
+def sent_twice(tl: Any, x: Any, o: Any) -> None:
+    """The second receive takes the second message of another number for its way."""
+    tile = tl.load(x)
+    for offset in (3, -1):
+        tl.send(tile, offset)  # both
+    tl.recv((4,), "float32", 3).wait()
+    tl.store(o, tl.recv((4,), "float32", 3).wait())  # second
+
+
+def sent_and_received(tl: Any, x: Any, o: Any) -> None:
+    """Nothing of offset -1 is left for the receive that has no message."""
+    tl.send(tl.load(x), -1)
+    tl.recv((4,), "float32", -1).wait()
+    tl.store(o, tl.recv((4,), "float32", 3).wait())  # second
+
+
+def test_offsets_that_lead_to_the_same_pe_do_not_pair() -> None:
+    """Both lines, both offsets; and either change helps."""
+    sent, waits = line(other_offset, "tl.send"), line(other_offset, "tl.recv")
+    refused(other_offset, f"PE 0 waits at {waits} for a message of offset -3 of PE 3",
+            f"with offset 1 at {sent}: both lead to PE 0 of 4", "equal offsets pair",
+            "Receive with offset=1, or send with offset=-3")  # fmt: skip
+    sent, waits = line(sent_twice, "# both"), line(sent_twice, "# second")
+    refused(sent_twice, f"at {waits} for a message of offset 3", f"-1 at {sent}")
+    refused(sent_and_received, "never sent", "0 messages of offset 3")
+
+    def one_pe(tl: Any, x: Any, o: Any) -> None:
+        tl.send(tl.load(x), 1)
+        tl.store(o, tl.recv((4,), "float32", 0).wait())
+
+    refused(one_pe, "offset 0 of PE 0", "with offset 1", num_pes=1)
+    for offset in (1, -3):
+
+        def same(tl: Any, x: Any, o: Any, offset: int = offset) -> None:
+            tl.send(tl.load(x), offset)
+            tl.store(o, tl.recv((4,), "float32", offset).wait())
+
+        x = rows(4, 4)
+        got = kb.kernel_call(same, FOUR, num_pes=4)(x)
+        assert_same_bits(got, rolled(x, 4, 1))
 
 
 def unread(tl: Any, x: Any, o: Any) -> None:
@@ -546,7 +586,16 @@ def after_its_loop(tl: Any, x: Any, o: Any) -> None:
 
 def test_a_wait_after_the_loop() -> None:
     where = line(after_its_loop, "future = ")
-    refused(after_its_loop, f"the recv of {where} is waited for in another iteration")
+    refused(after_its_loop, f"the recv of {where} is waited for in another iteration",
+            r"Wait in the same iteration\.$")  # fmt: skip
+
+    def send(tl: Any, x: Any, o: Any) -> None:
+        for _ in tl.range(3):
+            future = tl.send(tl.load(x), 1)
+            tl.recv((4,), "float32", 1).wait()
+        future.wait()
+
+    refused(send, "the send of", r"Wait in the same iteration\.$")
 
 
 def test_arguments() -> None:
@@ -654,6 +703,31 @@ def scope_of_a_receive(tl: Any, x: Any, o: Any) -> None:
 def test_a_scope_that_ends_too_early(kernel: Kernel) -> None:
     refused(kernel, "gives back bytes", f"of {line(kernel, '# issued')}",
             kind=kb.HazardError)  # fmt: skip
+
+
+def test_the_remedies_of_a_scope_that_ends_too_early() -> None:
+    """What they say is what `send` and `recv` take, and it works."""
+    refused(scope_of_a_source, r"Call wait\(\) in the scratch_scope, or make the tile "
+            r"that is sent outside it\.$", kind=kb.HazardError)  # fmt: skip
+    refused(scope_of_a_receive, r"or make the tile outside it and give it as out=\.$",
+            kind=kb.HazardError)  # fmt: skip
+
+    def waited(tl: Any, x: Any, o: Any) -> None:
+        with tl.scratch_scope():
+            tl.send(tl.load(x), 1).wait()
+        tl.store(o, tl.recv((4,), "float32", 1).wait())
+
+    def outside(tl: Any, x: Any, o: Any) -> None:
+        tile, out = tl.load(x), tl.empty((4,))
+        with tl.scratch_scope():
+            tl.send(tile, 1)
+            came = tl.recv((4,), "float32", 1, out=out)
+        tl.store(o, came.wait())
+
+    x = rows(4, 4)
+    for kernel in (waited, outside):
+        got = kb.kernel_call(kernel, FOUR, num_pes=4)(x)
+        assert_same_bits(got, rolled(x, 4, 1))
 
 
 def test_what_is_legal_beside_a_send() -> None:

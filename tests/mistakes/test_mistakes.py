@@ -21,8 +21,15 @@ from tests.mistakes import (
     shape,
     uninitialised_read,
     use_after_scope,
+    wrong_call,
 )
-from tests.mistakes.catalogue import BUILTIN, MISTAKES, Mistake, marked_lines
+from tests.mistakes.catalogue import (
+    BUILTIN,
+    MISTAKES,
+    Mistake,
+    marked_lines,
+    refused,
+)
 
 CLASS_OF = {
     carried_state: kb.KernelError,
@@ -36,8 +43,11 @@ CLASS_OF = {
     shape: kb.ShapeError,
     uninitialised_read: kb.UninitializedReadError,
     use_after_scope: kb.UseAfterScopeError,
+    wrong_call: kb.KernelError,
 }
 OVERFLOWS = [case for case in MISTAKES if case.kind is kb.ScratchOverflowError]
+FOLLOW_CHECKS = (kb.UseAfterScopeError, kb.UninitializedReadError)  # as README has it
+ALWAYS = [case for case in MISTAKES if case.kind not in FOLLOW_CHECKS]
 LATE = [case for case in MISTAKES if case.kind is kb.UseAfterScopeError]
 
 
@@ -52,6 +62,12 @@ def test_a_mistake_is_refused(case: Mistake) -> None:
         assert absent not in message, f"{absent!r} in: {message}"
     # An overflow lists what is held, a line each.
     assert "\n" not in message or case.kind is kb.ScratchOverflowError
+
+
+@pytest.mark.parametrize("case", ALWAYS, ids=lambda case: case.name)
+def test_checks_do_not_turn_it_off(case: Mistake) -> None:
+    options = {**case.options, "checks": "off"}
+    refused(case.kernel, case.kind, **options)
 
 
 def test_a_mistake_is_small() -> None:
