@@ -262,7 +262,7 @@ class _Replay:
         dtype, other = self._held(command.out.dtype), command.other
         value = hbm.load(
             state.tensors[command.view.slot],
-            self._window(command.view, env),
+            self._window(command.view, state, env),
             None if other is None else self._constant(other, dtype),
             self.lead,
             dtype.numpy,
@@ -276,12 +276,15 @@ class _Replay:
 
     def _store(self, command: StoreCmd, state: State, env: Env, mask: Any) -> State:
         tile = self._cast(state.tiles.read(command.src, env), command.src.dtype)
-        window, slot = self._window(command.view, env), command.view.slot
+        window, slot = self._window(command.view, state, env), command.view.slot
         stored = hbm.store(state.tensors[slot], window, tile, mask, self.lead)
         return state.with_tensor(slot, stored)
 
-    def _window(self, view: HbmRef, env: Env) -> hbm.Window:
-        window = hbm.Window.of(view, lambda e: index_value(e, env))
+    def _window(self, view: HbmRef, state: State, env: Env) -> hbm.Window:
+        def element(ref: Ref) -> jax.Array:
+            return state.tiles.read(ref, env).reshape(self.lead).astype(jnp.int32)
+
+        window = hbm.Window.of(view, lambda e: index_value(e, env), element)
         alone = self.row is not None and self._is_split(view.slot)
         return window.of_row(self.row) if alone else window
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kbjax.refs import HbmRef
+from kbjax.refs import HbmRef, Span
 
 _MOST_PARTS = 64  # slices that one load is compiled to, however many PEs there are
 
@@ -39,16 +39,23 @@ class Window:
     axes: tuple[int, ...]
 
     @staticmethod
-    def of(ref: HbmRef, value: Any) -> Window:
-        """`value` evaluates an expression."""
+    def of(ref: HbmRef, value: Any, element: Any) -> Window:
+        """`value` evaluates an expression; `element` reads a tile of one integer."""
 
         def at(expression: Any) -> Any:
-            found = value(expression)
-            # A device with one PE looks at one place: a slice, not a gather.
-            return found[0] if jnp.shape(found) == (1,) else found
+            return _one_place(value(expression))
+
+        def start(span: Span) -> Any:
+            if span.by is None:
+                return at(span.start)
+            assert span.valid is not None
+            low, high = at(span.valid[0]), at(span.valid[1])
+            first, found = at(span.start), _one_place(element(span.by))
+            # Any int32 may come; what lies wholly outside does so wherever it lies.
+            return first + jnp.clip(found, low - span.size - first, high - first)
 
         return Window(
-            tuple(at(span.start) for span in ref.spans),
+            tuple(start(span) for span in ref.spans),
             tuple(
                 None if span.valid is None else (at(span.valid[0]), at(span.valid[1]))
                 for span in ref.spans
@@ -84,6 +91,11 @@ class Window:
             self.sizes,
             self.axes,
         )
+
+
+def _one_place(found: Any) -> Any:
+    """A device with one PE looks at one place: a slice, not a gather."""
+    return found[0] if jnp.shape(found) == (1,) else found
 
 
 def load(
