@@ -7,9 +7,10 @@ from typing import Any
 from kbjax import errors
 from kbjax.dtypes import DType, Shape
 from kbjax.futures import LoadFuture, NotATile
-from kbjax.handle import HbmView, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.refs import Scalar
 from kbjax.site import Site, here
+from kbjax.views import HbmView
 
 
 class CircularBuffer(NotATile):
