@@ -24,7 +24,7 @@ class NotATile:
     def _refused(self, *_: object, **__: object) -> Any:
         raise self.not_a_tile()
 
-    __iter__ = __len__ = __float__ = __int__ = __index__ = __array__ = _refused
+    __iter__ = __len__ = __float__ = __int__ = __index__ = _refused
     __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __pos__ = _refused
     __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
     __divmod__ = __rdivmod__ = __complex__ = __round__ = __contains__ = _refused
@@ -76,7 +76,7 @@ class LoadFuture(NotATile):
             remedy="Use the tile that its wait() gives",
         )
 
-    __eq__ = __ne__ = NotATile._refused
+    __eq__ = __ne__ = __array__ = NotATile._refused
     T = shape = dtype = ndim = nbytes = property(NotATile._refused)
     to = NotATile._refused
     __hash__ = object.__hash__
