@@ -757,7 +757,7 @@ def test_what_is_legal_beside_a_send() -> None:
 # --- random programs -----------------------------------------------------------------
 
 SAID = {
-    "never": ("that is never sent", "for ever"),
+    "never": ("that is never sent", "only equal offsets pair", "for ever"),
     "type": (", and the message is the ",),
     "unread": ("is never received",),
     "in turn": ("PEs run in lockstep",),
