@@ -14,7 +14,7 @@ from kbjax import dtypes, errors, expr, index, ops, signatures, usage
 from kbjax.domain import Violation
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr
-from kbjax.futures import LoadFuture
+from kbjax.futures import NotATile
 from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Command, OpCmd, TensorSpec
@@ -50,7 +50,7 @@ class Emitter:
 
     # --- the op table ----------------------------------------------------------------
 
-    def apply(self, name: str, *operands: object, **attrs: Any) -> Any:
+    def apply(self, name: str, /, *operands: object, **attrs: Any) -> Any:
         """Record op `name` of the table; what the `tl` methods and operators call."""
         site = self._recorder.enter_call()
         if name in ("minimum", "maximum") and len(operands) == 2:
@@ -66,9 +66,7 @@ class Emitter:
                 got=", ".join([str(len(operands)), *unknown]),
                 allowed=f"{name}({', '.join(row.parameters)})",
             )
-        if not any(
-            isinstance(x, TensorHandle | HbmView | LoadFuture) for x in operands
-        ):
+        if not any(isinstance(x, TensorHandle | HbmView | NotATile) for x in operands):
             raise errors.DTypeError(
                 f"{name} needs a tile among its operands",
                 site=site,
@@ -132,7 +130,7 @@ class Emitter:
                 if op == "copy_to"
                 else "tl.load it first",
             )
-        if isinstance(value, LoadFuture):
+        if isinstance(value, NotATile):
             raise value.not_a_tile()
         if not isinstance(value, TensorHandle):
             array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")

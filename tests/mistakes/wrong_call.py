@@ -163,3 +163,25 @@ def element_of_a_send(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.KernelError, "a send gives no tile", "tl.recv")
 def size_of_a_send(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.where(tl.send(tl.load(x), 1) < 0, 1.0, 0.0)  # <-
+
+
+@mistake(kb.KernelError, "circular_buffer is no tile", "with pop()")
+def function_of_a_buffer(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.exp(tl.circular_buffer(2, (4,)))  # <-
+
+
+@mistake(kb.KernelError, "circular_buffer is no tile", "with pop()")
+def copy_of_a_buffer(tl: Any, x: Any, n: Any, o: Any) -> None:
+    rows = tl.circular_buffer(2, (4,))
+    tl.copy_to(tl.zeros((2, 4)), rows)  # <-
+
+
+@mistake(kb.KernelError, "a send gives no tile", "tl.recv")
+def tile_plus_a_send(tl: Any, x: Any, n: Any, o: Any) -> None:
+    t = tl.load(x)
+    t + tl.send(t, 1)  # <-
+
+
+@mistake(kb.KernelError, "exp takes 1 operand", "exp(x)", "name")
+def function_with_a_name(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.exp(tl.load(x), name="e")  # <-
