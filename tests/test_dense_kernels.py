@@ -208,13 +208,13 @@ def int8(*shape: int, fill: int) -> np.ndarray:
 
 def test_fc19_int8_accumulates_in_int32() -> None:
     """500 and 8,388,608, which int8 does not hold, and 33,032,065, which float32 does
-    not: on the diagonal of one product, filled with 0."""
+    not (nor the sum of either tile): on the diagonal of one product, filled with 0."""
     a, b = int8(3, 2048, fill=0), int8(2048, 3, fill=0)
     a[0, :2], b[:2, 0] = (10, 20), (10, 20)
     a[1, :512], b[:512, 1] = -128, -128
     a[2], b[:, 2] = 127, 127
     b[1000, 2] = 126
-    kernel = partial(matmul, tile_m=2, tile_n=3, tile_k=100)
+    kernel = partial(matmul, tile_m=2, tile_n=3, tile_k=1100)
     got = run(kernel, ((3, 3), "int32"), a, b)
     assert got.diagonal().tolist() == [500, 8_388_608, 33_032_065]
     assert_same_bits(got, a.astype(np.int32) @ b.astype(np.int32))
