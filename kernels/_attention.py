@@ -177,19 +177,29 @@ def attend(
 
 def with_inputs(kernel: Callable[..., None], *names: str) -> Callable[..., None]:
     """A kernel whose keyword-only HBM tensors of these names are inputs, after those
-    that it has; ``with_inputs(flash_prefill, "sinks")`` takes q, k, v, sinks and o."""
+    that it has: ``with_inputs(flash_prefill, "sinks")`` takes q, k, v, sinks and o.
+
+    Raises:
+      KernelError: for a name that the kernel does not have.
+    """
     signature = inspect.signature(kernel)
-    parameters = dict(signature.parameters)
-    extra = [
-        parameters.pop(name).replace(
+    tensors = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    options = {p.name: p for p in signature.parameters.values() if p not in tensors}
+    for name in names:
+        if name not in options:
+            raise kb.KernelError(
+                f"{kernel.__name__} has no input {name!r}", allowed=", ".join(options)
+            )
+    given = [
+        options.pop(name).replace(
             kind=inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=inspect.Parameter.empty,
         )
         for name in names
     ]
-    options = [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-    *inputs, output = (p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY)
-    taken = signature.replace(parameters=[*inputs, *extra, output, *options])
+    taken = signature.replace(
+        parameters=[*tensors[:-1], *given, tensors[-1], *options.values()]
+    )
 
     @functools.wraps(kernel)
     def called(*tensors: Any, **options: Any) -> None:

@@ -76,7 +76,7 @@ def flash_prefill(
                 qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
                 state = attention.start(tl, block, dim, sink)
                 tiles = attention.tiles(tl, k, v, tile, buffers, some, first)
-                for start, stop, masked in spans:
+                for start, stop, masked in spans:  # most tiles need no mask
                     for j in tl.range(start, stop):
                         shift, last = own - j * tile, keys - 1 - j * tile
                         visible = partial(scores.visible, column, distance, shift, last)

@@ -110,7 +110,7 @@ DIMS = (64, 80, 96, 128, 256)
 DTYPES = (np.dtype("float32"), np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_error_is_that_of_plain_attention(seed: int) -> None:
     """At most twice the error of attention that rounds each step to the same dtype, as
     in FlashAttention's tests, and two roundings of 0.3 more."""
@@ -384,6 +384,12 @@ def test_sinks_of_other_heads_are_refused() -> None:
     q, k = zeros(2, 3, 4), zeros(5, 4)
     with pytest.raises(kb.ShapeError, match="reshape"):
         prefill(q, k, k, sinks=[0.0, 0.0, 0.0], tile=2, block=2)
+
+
+def test_an_input_that_the_kernel_does_not_have() -> None:
+    with pytest.raises(kb.KernelError, match="flash_prefill has no input 'sink'") as e:
+        attention.with_inputs(flash_prefill, "sinks", "sink")
+    assert "slopes" in str(e.value)
 
 
 def test_optional_inputs_keep_the_kernels_name_and_options() -> None:
