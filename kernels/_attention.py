@@ -7,6 +7,8 @@ numerator acc. They live in the persistent arena; a tile's work may live in a sc
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,8 +27,14 @@ class Running(NamedTuple):
     acc: Any
 
 
-def start(tl: Any, rows: int, dim: int) -> Running:
-    """The state before any key: m = -inf, l = 0, acc = 0."""
+def start(tl: Any, rows: int, dim: int, sink: Any = None) -> Running:
+    """The state before any key: m = -inf, l = 0, acc = 0. An attention sink, a (1, 1)
+    float32 logit, is a key of value 0 that every row sees: m = sink, l = 1."""
+    if sink is not None:
+        return Running(
+            tl.broadcast_to(sink, (rows, 1)), tl.full((rows, 1), 1.0),
+            tl.zeros((rows, dim)),
+        )  # fmt: skip
     return Running(
         tl.full((rows, 1), NEGATIVE_INFINITY),
         tl.zeros((rows, 1)),
@@ -90,18 +98,25 @@ class Tiles:
 
 class Prefetched(Tiles):
     """The same, loaded `depth - 1` tiles ahead into circular buffers of `depth` slots.
-    Tiles 0 to `count` - 1 are used, each once, in order."""
+    Tiles `first` to `count` - 1 are used, each once, in order."""
 
     def __init__(
-        self, tl: Any, k: Any, v: Any, tile: int, depth: int, count: Any
+        self,
+        tl: Any,
+        k: Any,
+        v: Any,
+        tile: int,
+        depth: int,
+        count: Any,
+        first: Any = 0,
     ) -> None:
         super().__init__(tl, k, v, tile)
         self.depth, self.count = depth, count
         self.buffers = [
             (tl.circular_buffer(depth, (tile, x.shape[1]), x.dtype), x) for x in (k, v)
         ]
-        for first in range(depth - 1):
-            self._push(first)
+        for n in range(depth - 1):
+            self._push(first + n)
 
     def ahead(self, j: Any) -> None:
         self._push(j + self.depth - 1)
@@ -118,11 +133,14 @@ class Prefetched(Tiles):
                 buffer.push(self._rows(x, j), other=0.0)
 
 
-def tiles(tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any) -> Tiles:
-    """`count` tiles of k and v, (S, D) in HBM, with `buffers` slots for each."""
+def tiles(
+    tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any, first: Any = 0
+) -> Tiles:
+    """Tiles `first` to `count` - 1 of k and v, (S, D) in HBM, with `buffers` slots for
+    each."""
     if buffers == 1:
         return Tiles(tl, k, v, tile)
-    return Prefetched(tl, k, v, tile, buffers, count)
+    return Prefetched(tl, k, v, tile, buffers, count, first)
 
 
 def attend(
@@ -132,6 +150,7 @@ def attend(
     tiles: Tiles,
     j: Any,
     visible: Callable[[], Any] | None = None,
+    modify: Callable[[Any], Any] | None = None,
 ) -> None:
     """Sweep tile j of the keys in a scope of its own.
 
@@ -142,13 +161,52 @@ def attend(
       tiles: of keys and values.
       j: which one, an integer; may be symbolic.
       visible: makes a bool tile that broadcasts to (rows, tile); all where None.
+      modify: makes new scores of the (rows, tile) scaled products, before the mask; the
+        products are the scores where None.
     """
     with tl.scratch_scope("keys"):
         tiles.ahead(j)
         s = tl.dot(q, tl.trans(tiles.keys(j))) * q.shape[1] ** -0.5
+        if modify is not None:
+            with tl.scratch_scope("scores"):
+                tl.copy_to(s, modify(s))
         if visible is not None:
             s = tl.where(visible(), s, NEGATIVE_INFINITY)
         fold(tl, state, s, tiles.values(j))
+
+
+def with_inputs(kernel: Callable[..., None], *names: str) -> Callable[..., None]:
+    """A kernel whose keyword-only HBM tensors of these names are inputs, after those
+    that it has: ``with_inputs(flash_prefill, "sinks")`` takes q, k, v, sinks and o.
+
+    Raises:
+      KernelError: for a name that the kernel does not have.
+    """
+    signature = inspect.signature(kernel)
+    tensors = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    options = {p.name: p for p in signature.parameters.values() if p not in tensors}
+    for name in names:
+        if name not in options:
+            raise kb.KernelError(
+                f"{kernel.__name__} has no input {name!r}", allowed=", ".join(options)
+            )
+    given = [
+        options.pop(name).replace(
+            kind=inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty,
+        )
+        for name in names
+    ]
+    taken = signature.replace(
+        parameters=[*tensors[:-1], *given, tensors[-1], *options.values()]
+    )
+
+    @functools.wraps(kernel)
+    def called(*tensors: Any, **options: Any) -> None:
+        kernel(**taken.bind(*tensors, **options).arguments)
+
+    called.__signature__ = taken  # type: ignore[attr-defined]
+    return called
 
 
 def finish(tl: Any, state: Running) -> Any:
@@ -171,13 +229,27 @@ def group_size(query_heads: int, kv_heads: int) -> int:
 
 
 def attention_reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    sink: float = -np.inf,
+    slope: float = 0.0,
 ) -> np.ndarray:
-    """softmax(q k^T / sqrt(D)) v in float64, a block of queries and keys at a time.
+    """softmax(scores) v in float64, a block of queries and keys at a time.
+
+    The scores are q k^T / sqrt(D), then softcap * tanh(score / softcap) where softcap
+    is not 0, then plus slope * (key position - query position). Query r is at the
+    position of key r + N - M (aligned bottom-right).
 
     Args:
       q: (M, D). k, v: (N, D). Any float dtype.
-      causal: query r sees keys up to r + N - M (aligned bottom-right).
+      causal: a query sees keys up to its own position.
+      window: a query sees keys less than this far from its own position; 0: all.
+      sink: a logit that is added to the denominator only.
 
     Returns:
       (M, D) float64; 0 in rows that see no key.
@@ -192,12 +264,20 @@ def attention_reference(
         for key in range(0, keys, chunk):
             part = k[key : key + chunk].astype(np.float64)
             s[:, key : key + chunk] = block @ part.T
+        if softcap:
+            s = softcap * np.tanh(s / softcap)
+        own = np.arange(row, row + len(block))[:, None] + keys - rows
+        after = np.arange(keys)[None, :] - own
+        if slope:
+            s += slope * after
         if causal:
-            last = np.arange(row, row + len(block))[:, None] + keys - rows
-            s[np.arange(keys)[None, :] > last] = -np.inf
-        m = s.max(axis=1, keepdims=True, initial=-np.inf)
-        p = np.exp(s - np.where(np.isneginf(m), 0.0, m))
-        total = p.sum(axis=1, keepdims=True)
+            s[after > 0] = -np.inf
+        if window:
+            s[np.abs(after) >= window] = -np.inf
+        m = s.max(axis=1, keepdims=True, initial=sink)
+        m = np.where(np.isneginf(m), 0.0, m)
+        p = np.exp(s - m)
+        total = p.sum(axis=1, keepdims=True) + np.exp(sink - m)
         for key in range(0, keys, chunk):
             part = v[key : key + chunk].astype(np.float64)
             out[row : row + step] += p[:, key : key + chunk] @ part

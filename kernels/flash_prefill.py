@@ -7,9 +7,12 @@ Each PE owns one KV head and the `group` query heads that share it:
 Causal attention is aligned bottom-right: query r sees keys up to r + S - Sq. An outer
 scope a block of queries goes around an inner scope a tile of keys (ADR-0063, D4). Tiles
 that a block does not see are skipped by a symbolic trip count; only tiles on the
-diagonal are masked. A NaN in a key reaches the rows that see it and no others; a NaN
-or infinity in a value reaches all rows whose block loads its tile, since one matrix
-product folds the tile and 0 x NaN is NaN.
+diagonal and on the window's edge are masked. A NaN in a key reaches the rows that see
+it and no others; a NaN or infinity in a value reaches all rows whose block loads its
+tile, since one matrix product folds the tile and 0 x NaN is NaN.
+
+What models add, alone or together: a soft cap of the scores (Gemma 2), ALiBi (Press et
+al., 2022), a sliding window (Mistral) and attention sinks (gpt-oss).
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._scores import Scores
 
 
 def flash_prefill(
@@ -36,38 +40,55 @@ def flash_prefill(
     tile: int = 128,
     buffers: int = 1,
     causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    slopes: Any = None,
 ) -> None:
-    """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D). Tiles of keys are loaded `buffers`
-    - 1 ahead."""
+    """q: (G, Sq, D), k and v: (S, D), o: (G, Sq, D).
+
+    Args:
+      block, tile: queries and keys that are worked on together.
+      buffers: tiles of keys are loaded `buffers` - 1 ahead.
+      causal, window, softcap: as `Scores` has them.
+      sinks: (G,) in HBM, a logit a head that is added to the denominator only; -inf is
+        none. `attention.with_inputs` makes it and the slopes inputs of the kernel.
+      slopes: (G,) in HBM; slope * (key position - query position) is added to a score.
+    """
     (group, queries, dim), keys = q.shape, k.shape[0]
+    scores = Scores(causal, window, softcap)
     before = keys - queries  # keys that every query sees but for its own
     column = tl.expand_dims(tl.arange(tile), 0)
     row = tl.expand_dims(tl.arange(block), 1)
-    # In tile j a row sees the columns whose distance is at most `limit - j * tile`.
-    distance = column - row if causal else column
+    plain = not causal and not window and slopes is None  # positions do not matter
+    distance = None if plain else column - row
+    sinks, slopes = (
+        None if x is None else _per_head(tl, x, q) for x in (sinks, slopes)
+    )
     for g in tl.range(group):
+        sink, slope = (None if x is None else x[tl.ds(g, 1)] for x in (sinks, slopes))
         for i in tl.range(tl.cdiv(queries, block)):
-            limit, seen = keys - 1, keys
-            if causal:
-                limit = before + i * block
-                seen = before + tl.minimum((i + 1) * block, queries)
-            whole = tl.maximum(limit + 1, 0) // tile  # tiles that every row sees
-            some = tl.cdiv(tl.maximum(seen, 0), tile)  # tiles that some row sees
+            own = before + i * block  # the position of the block's first query
+            end = before + tl.minimum((i + 1) * block, queries)
+            spans = scores.spans(tl, own, end, keys, tile)
+            first, some = spans[0][0], spans[-1][1]
             with tl.scratch_scope("queries"):
                 qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
-                state = attention.start(tl, block, dim)
-                tiles = attention.tiles(tl, k, v, tile, buffers, some)
-                for j in tl.range(whole):
-                    attention.attend(tl, state, qh, tiles, j)
-                for j in tl.range(whole, some):
-                    attention.attend(
-                        tl,
-                        state,
-                        qh,
-                        tiles,
-                        j,
-                        visible=lambda j=j, limit=limit: distance <= limit - j * tile,
-                    )
+                state = attention.start(tl, block, dim, sink)
+                tiles = attention.tiles(tl, k, v, tile, buffers, some, first)
+                for start, stop, masked in spans:  # most tiles need no mask
+                    for j in tl.range(start, stop):
+                        shift, last = own - j * tile, keys - 1 - j * tile
+                        visible = partial(scores.visible, column, distance, shift, last)
+                        attention.attend(
+                            tl,
+                            state,
+                            qh,
+                            tiles,
+                            j,
+                            visible=visible if masked else None,
+                            modify=scores.modifier(tl, distance, shift, slope),
+                        )
                 tl.store(
                     o[g, tl.ds(i * block, block), :],
                     attention.finish(tl, state).to(o.dtype),
@@ -75,15 +96,26 @@ def flash_prefill(
                 )
 
 
+def _per_head(tl: Any, x: Any, q: Any) -> Any:
+    """(G,) of HBM as a float32 tile (G, 1)."""
+    return tl.reshape(tl.load(x).to("float32"), (q.shape[0], 1))
+
+
 def reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *per_head: np.ndarray,
+    names: tuple[str, ...] = (),
+    **options: Any,
 ) -> np.ndarray:
-    """float64; q: (..., G, Sq, D), k and v: (..., S, D)."""
-    heads = [
-        attention.attention_reference(q[i], k[i[:-1]], v[i[:-1]], causal=causal)
-        for i in np.ndindex(q.shape[:-2])
-    ]
-    return np.stack(heads).reshape(q.shape)
+    """float64; q: (..., G, Sq, D), k and v: (..., S, D); each of `per_head`, called
+    `names` by `attention_reference`: (..., G)."""
+    out = np.empty(q.shape)
+    for i in np.ndindex(q.shape[:-2]):
+        options |= {name: x[i] for name, x in zip(names, per_head, strict=True)}
+        out[i] = attention.attention_reference(q[i], k[i[:-1]], v[i[:-1]], **options)
+    return out
 
 
 def case(
@@ -95,6 +127,10 @@ def case(
     dtype: str = "float32",
     num_pes: int = 1,
     causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    alibi: bool = False,
     query_heads: int = 64,
     kv_heads: int = 8,
     dim: int = 128,
@@ -102,25 +138,44 @@ def case(
     *,
     hardware: kb.Hardware | None = None,
 ) -> Case:
-    """The last `queries` tokens of a context, one KV head a PE."""
+    """The last `queries` tokens of a context, one KV head a PE. Sinks are drawn; the
+    slopes of ALiBi are those of its paper, 2^(-8 (h + 1) / H) in head h of H."""
     allowed = tolerance(dtype)
     positive(
         context=context, queries=queries, tile=tile, block=block, buffers=buffers,
         num_pes=num_pes, dim=dim,
     )  # fmt: skip
-    if not isinstance(causal, bool):
-        raise kb.DTypeError("causal is true or false", got=repr(causal))
+    options: dict[str, Any] = {
+        "causal": causal, "window": window, "softcap": softcap
+    }  # fmt: skip
+    Scores(**options)  # refuses what it does not take
+    for name, flag in (("sinks", sinks), ("alibi", alibi)):
+        if not isinstance(flag, bool):
+            raise kb.DTypeError(f"{name} is true or false", got=repr(flag))
     group = attention.group_size(query_heads, kv_heads)
-    inputs = Inputs(
-        seed, num_pes, dtype, ((group, queries, dim), (context, dim), (context, dim))
-    )
+    shapes = [(group, queries, dim), (context, dim), (context, dim)]
+    draws = {
+        "sinks": lambda rng, shape: rng.standard_normal(shape, np.float32),
+        "slopes": lambda _, shape: alibi_slopes(query_heads, shape),
+    }
+    given = [n for n, flag in (("sinks", sinks), ("slopes", alibi)) if flag]
+    per_head = [Drawn((group,), "float32", draws[name]) for name in given]
+    inputs = Inputs(seed, num_pes, dtype, (*shapes, *per_head))
+    kernel = attention.with_inputs(flash_prefill, *given) if given else flash_prefill
     call = kb.kernel_call(
-        partial(flash_prefill, block=block, tile=tile, buffers=buffers, causal=causal),
+        partial(kernel, block=block, tile=tile, buffers=buffers, **options),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),
         num_pes=num_pes,
         hardware=hardware,
     )
-    return Case(call, inputs, partial(reference, causal=causal), allowed)
+    names = tuple(name.removesuffix("s") for name in given)
+    return Case(call, inputs, partial(reference, names=names, **options), allowed)
+
+
+def alibi_slopes(heads: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Of the first heads of that many, as float64 of that shape: 2^(-8 (h + 1) / H)."""
+    count = np.arange(1, np.prod(shape) + 1).reshape(shape)
+    return np.exp2(-8.0 * count / heads)
 
 
 SMALL = {"context": 150, "queries": 70, "tile": 32, "block": 16, "num_pes": 2,

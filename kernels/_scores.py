@@ -1,0 +1,110 @@
+"""From products of queries and keys to the scores of attention: what models change, and
+which keys a query sees.
+
+Grouped here so that a kernel's loop reads as that of plain attention: it asks which
+tiles to sweep, and what to make of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kbjax as kb
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of the scaled products of a block of queries with a tile of keys:
+    capped, biased by ALiBi (`modifier`), and masked (`visible`), in this order.
+
+    Query row r and key column c are `c - r - shift` positions apart, where `shift` is
+    the column of row 0's own token.
+
+    Attributes:
+      causal: a query sees no key after its own token.
+      window: a query sees only keys less than this far from its own token, which
+        counts: W in all where it is causal, else W - 1 on either side and its own; 0:
+        all.
+      softcap: scores become softcap * tanh(score / softcap), as in Gemma 2; 0: stay.
+    """
+
+    causal: bool
+    window: int = 0
+    softcap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.causal, bool):
+            raise kb.DTypeError("causal is true or false", got=repr(self.causal))
+        if type(self.window) is not int or self.window < 0:
+            raise kb.ShapeError(
+                "window is a number of keys", got=repr(self.window), allowed=">= 0"
+            )
+        if type(self.softcap) not in (int, float) or not 0 <= self.softcap < math.inf:
+            raise kb.ShapeError(
+                "softcap is the largest score", got=repr(self.softcap), allowed=">= 0"
+            )
+
+    def modifier(
+        self, tl: Any, distance: Any, shift: Any, slope: Any
+    ) -> Callable[[Any], Any] | None:
+        """What makes scores of scaled products, (rows, tile) float32, before the mask;
+        None where they are the scores.
+
+        Args:
+          tl: the context.
+          distance: (rows, tile) int32, c - r.
+          shift: an integer; may be symbolic.
+          slope: (1, 1) float32, ALiBi's bias for each position that the key is after
+            the query's own token; None: no bias.
+        """
+        if not self.softcap and slope is None:
+            return None
+
+        def modified(s: Any) -> Any:
+            if self.softcap:
+                s = tl.tanh(s / self.softcap) * self.softcap
+            if slope is not None:
+                s = s + slope * (distance - shift).to("float32")
+            return s
+
+        return modified
+
+    def visible(self, column: Any, distance: Any, shift: Any, last: Any) -> Any:
+        """Where a row sees a column: bool, broadcasts to (rows, tile).
+
+        Args:
+          column: (1, tile) int32, c.
+          distance, shift: as in `modifier`.
+          last: the column of the last key.
+        """
+        seen = distance <= shift if self.causal else column <= last
+        if self.window:
+            seen = seen & (distance > shift - self.window)
+            if not self.causal:
+                seen = seen & (distance < shift + self.window)
+        return seen
+
+    def spans(
+        self, tl: Any, begin: Any, end: Any, keys: int, tile: int
+    ) -> list[tuple[Any, Any, bool]]:
+        """The tiles that queries at positions `begin` to `end` - 1 see: runs of them,
+        each from one tile up to another, and whether some row does not see all of it.
+        """
+        limit, seen = keys - 1, keys  # the last key that all rows see; all that some do
+        if self.causal:
+            limit, seen = begin, end
+        elif self.window:
+            limit = tl.minimum(begin + self.window - 1, limit)
+            seen = tl.minimum(end + self.window - 1, seen)
+        whole = tl.maximum(limit + 1, 0) // tile
+        some = tl.cdiv(tl.maximum(seen, 0), tile)
+        if not self.window:
+            return [(0, whole, False), (whole, some, True)]
+        # The window's older edge: row 0 sees from `first` on, all rows from `inner`.
+        first = tl.maximum(begin - self.window + 1, 0) // tile
+        inner = tl.cdiv(tl.maximum(end - self.window, 0), tile)
+        whole = tl.maximum(inner, whole)  # a narrow window has both edges in a tile
+        return [(first, inner, True), (inner, whole, False), (whole, some, True)]
