@@ -28,16 +28,11 @@ DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@functools.cache  # tests share a case's compiled functions
-def small(name: str, **sizes: Any) -> cases.Case:
-    return cases.make(name, **{**cases.kernel_module(name).SMALL, **sizes})
-
-
 def of(shape: tuple[int, ...], dtype: Any = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-@functools.cache
+@functools.cache  # tests share what a call has compiled
 def call_of(
     kernel: Callable[..., None],
     *outputs: jax.ShapeDtypeStruct,
@@ -179,12 +174,10 @@ def test_at_most_twice_the_error_of_plain_attention(
     arrays = [np.asarray(x) for x in case.arrays]
     want = case.reference(*arrays)
     if name == "mla_decode":
-        options = case.reference.keywords
-        rough = plain_mla(*arrays, **options)
+        rough = plain_mla(*arrays, **case.reference.keywords)  # rank and scale
     else:
-        rough = {"ragged_decode": plain_ragged, "split_kv_decode": plain_split}[name](
-            *arrays
-        )
+        plain_of = {"ragged_decode": plain_ragged, "split_kv_decode": plain_split}
+        rough = plain_of[name](*arrays)
     got = np.asarray(case.call(*arrays)).astype(np.float64)
     most = np.abs(rough - want).max()
     assert 0 < most < 0.1  # the plain attention is one
@@ -194,7 +187,8 @@ def test_at_most_twice_the_error_of_plain_attention(
 @pytest.mark.parametrize("name", KERNELS)
 def test_exact_is_live(name: str) -> None:
     """Outputs and final bytes; of two PEs, where they send to each other."""
-    case = small(name, num_pes=2 if name == "split_kv_decode" else 1)
+    pes = 2 if name == "split_kv_decode" else 1
+    case = cases.make(name, **{**cases.kernel_module(name).SMALL, "num_pes": pes})
     live = case.call.run(*case.arrays)
     exact = case.call.run(*case.arrays, fidelity="exact")
     assert_same_bits(live.outputs, np.asarray(exact.outputs))
@@ -218,8 +212,7 @@ LENGTHS = (0, 1, 3, 4, 5, 10)  # of a room of 10 in tiles of 4
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38])
 def test_what_lies_past_the_length_does_not_leak(garbage: float) -> None:
-    """The bits are those with zeros there, and length 0 gives 0; with keys there that
-    would be seen they are not."""
+    """The bits are those with zeros there, and length 0 gives 0."""
     rng = np.random.default_rng(4)
     q = normal(rng, 6, 4, 8)
     k, v = normal(rng, 2, 6, 2, 10, 8)
