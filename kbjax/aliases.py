@@ -10,9 +10,10 @@ from dataclasses import replace
 from kbjax import errors, expr, signatures
 from kbjax.emitter import Emitter, as_tuple
 from kbjax.expr import Expr
-from kbjax.handle import Slice, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.refs import Ref
 from kbjax.site import Site
+from kbjax.views import Slice
 
 
 class Aliases(Emitter):
@@ -86,7 +87,12 @@ class Aliases(Emitter):
             low, high = (self._static(end, "a slice", site) for end in ends)
             low, high = (end + rows if end < 0 else end for end in (low, high))
             key = Slice(expr.const(low), high - low)
-        if axis != 0 or not isinstance(key, Slice) or key.size < 1:
+        if (
+            axis != 0
+            or not isinstance(key, Slice)
+            or key.by is not None
+            or key.size < 1
+        ):
             raise errors.ShapeError(
                 "a tile is indexed by None, and by slices of at least one row on its "
                 "leading axis",

@@ -6,9 +6,10 @@ from typing import Any
 
 from kbjax.dtypes import DType, Shape
 from kbjax.futures import LoadFuture
-from kbjax.handle import HbmView, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.refs import Scalar
 from kbjax.site import Site
+from kbjax.views import HbmView
 
 
 class CircularBuffer:

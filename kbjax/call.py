@@ -29,7 +29,6 @@ from kbjax.context import TLContext
 from kbjax.data_phase import Fidelity
 from kbjax.dtypes import FLOAT32
 from kbjax.expr import Var
-from kbjax.handle import HbmTensor
 from kbjax.hardware import Hardware
 from kbjax.mesh import checked_mesh
 from kbjax.program import Program, StoreCmd, TensorSpec
@@ -37,6 +36,7 @@ from kbjax.recorder import Checks, Recorder
 from kbjax.replay import How, Replays, RunResult
 from kbjax.site import user_frames
 from kbjax.tensors import Key, TensorArguments, key_of
+from kbjax.views import HbmTensor
 
 # Whose sizes a plan varies by itself; up to how large, where not by the tensors' sizes.
 TILE_OPTIONS = {"tile": None, "block": None, "buffers": 8}

@@ -16,10 +16,11 @@ from typing import Any
 from kbjax import errors, expr, reach
 from kbjax.bytecode import Unread, unread, unread_after
 from kbjax.expr import Var
-from kbjax.handle import HbmView, Slice, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Block, Loop, Scope, Statement
 from kbjax.site import Site
+from kbjax.views import HbmView, Slice
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,11 @@ def is_made_with(variable: Var) -> Callable[[object], bool]:
             found = [value.expr]
         elif reach.is_a(value, Slice):
             found = [value.start]
+            if value.by is not None:
+                found.append(value.by.ref.offset)
         elif reach.is_a(value, HbmView):
             found = [span.start for span in value.ref.spans]
+            found += [ref.offset for ref in value.ref.by]
         else:
             return False
         return any(one is variable for one in expr.variables(*found))

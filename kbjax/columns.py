@@ -181,6 +181,8 @@ class Columns:
             return f"link:{ref:+}", None
         if isinstance(ref, Ref):
             return "", self._program.address(ref)
+        if ref.by:  # data says where
+            return f"{ref.name}+?", None
         offset = expr.ZERO
         shape = self._program.slots[ref.slot].shape
         for span, size in zip(ref.spans, shape, strict=True):
@@ -192,7 +194,9 @@ class Columns:
             command = work.command
             if isinstance(command, RecvCmd):
                 return (-command.offset,)
-            return (command.view,) if isinstance(command, LoadCmd) else command.reads
+            if isinstance(command, LoadCmd):
+                return (command.view, *command.reads)
+            return command.reads
 
         return self._texts(refs)
 

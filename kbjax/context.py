@@ -10,10 +10,10 @@ import builtins
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kbjax import dtypes, errors, expr, handle, index, ops
+from kbjax import dtypes, errors, expr, index, ops, views
 from kbjax.blocks import RolledRange, ScopeGuard
 from kbjax.emitter import shown
-from kbjax.handle import TensorHandle
+from kbjax.handle import BINARY_OPERATORS, TensorHandle
 from kbjax.index import Index
 from kbjax.program import CopyCmd
 from kbjax.refs import Scalar
@@ -156,7 +156,7 @@ class TLContext(Transfers):
 
     # --- control ---------------------------------------------------------------------
 
-    ds = staticmethod(handle.ds)
+    ds = staticmethod(views.ds)
 
     def range(
         self, start: int | Index, stop: int | Index | None = None, step: int = 1
@@ -278,7 +278,7 @@ def _install_methods() -> None:
 
         return method
 
-    operators = {*handle.BINARY_OPERATORS.values(), "neg", "invert"}
+    operators = {*BINARY_OPERATORS.values(), "neg", "invert"}
     for row in ops.TABLE.values():
         make = {"elementwise": elementwise, "reduction": reduction}.get(row.group)
         if make is None or row.name in operators:

@@ -9,9 +9,10 @@
 3. At the end live tiles are written back, where the caller asks for the memory.
 
 PEs run one after another on their rows of the HBM tensors. Where they have messages for
-each other they run in lockstep, with an axis of `P` in front of every array, written by
-hand: the op table's functions are under `vmap`, and memory commands only where PEs look
-at different places. On a mesh each device runs its own PEs (kbjax.mesh).
+each other they run in lockstep, with an axis of the L PEs of a device in front of every
+tile, written by hand: the op table's functions are under `vmap`, and memory commands
+only where PEs look at different places. On a mesh each device runs its own PEs
+(kbjax.mesh).
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class _Replay:
 
     Attributes:
       rounding: made when traced.
-      row: of the PE that runs, among its device's, where it runs alone among many.
+      row: of the PE that runs, among its device's, where they run one after another.
+      pes: where PEs run.
       Others: as `lower` takes them.
     """
 
@@ -134,7 +136,7 @@ class _Replay:
 
     def _run(self, inputs: tuple[jax.Array, ...]) -> Replayed:
         program = self.program
-        split = [self._is_split(slot) for slot in range(len(program.slots))]
+        split = [spec.pe_axis is not None for spec in program.slots]
         outputs = tuple(
             hbm.fresh(
                 spec.shape,
@@ -187,10 +189,6 @@ class _Replay:
         state = State(self._fresh_tiles(), tensors, mail)
         state = self._block(program.commands, state, {program.program_id: ids}, None)
         return state.tensors, self._memory(state.tiles) if self.with_memory else None
-
-    def _is_split(self, slot: int) -> bool:
-        """Whether an HBM tensor has a row for each PE."""
-        return self.pes.total > 1 and self.program.slots[slot].pe_axis is not None
 
     def _held(self, dtype: DType) -> DType:
         """The dtype in which a tile's values are kept and computed with."""
@@ -262,7 +260,7 @@ class _Replay:
         dtype, other = self._held(command.out.dtype), command.other
         value = hbm.load(
             state.tensors[command.view.slot],
-            self._window(command.view, env),
+            self._window(command.view, state, env),
             None if other is None else self._constant(other, dtype),
             self.lead,
             dtype.numpy,
@@ -276,14 +274,18 @@ class _Replay:
 
     def _store(self, command: StoreCmd, state: State, env: Env, mask: Any) -> State:
         tile = self._cast(state.tiles.read(command.src, env), command.src.dtype)
-        window, slot = self._window(command.view, env), command.view.slot
+        window, slot = self._window(command.view, state, env), command.view.slot
         stored = hbm.store(state.tensors[slot], window, tile, mask, self.lead)
         return state.with_tensor(slot, stored)
 
-    def _window(self, view: HbmRef, env: Env) -> hbm.Window:
-        window = hbm.Window.of(view, lambda e: index_value(e, env))
-        alone = self.row is not None and self._is_split(view.slot)
-        return window.of_row(self.row) if alone else window
+    def _window(self, view: HbmRef, state: State, env: Env) -> hbm.Window:
+        def element(ref: Ref) -> jax.Array:
+            return state.tiles.read(ref, env).reshape(self.lead).astype(jnp.int32)
+
+        window = hbm.Window.of(view, lambda e: index_value(e, env), element)
+        if self.row is None or self.program.slots[view.slot].pe_axis is None:
+            return window
+        return window.of_row(self.row)
 
     # --- messages --------------------------------------------------------------------
 
@@ -348,8 +350,8 @@ class _Replay:
     # --- loops -----------------------------------------------------------------------
 
     def _when(self, when: When, state: State, env: Env, mask: Any) -> State:
-        """PEs that take different ways run in lockstep, and those which the condition
-        leaves out write nothing."""
+        """A branch; in lockstep, where the condition differs by PE, all PEs run the
+        body, and those which it leaves out write nothing."""
         holds = index_value(when.condition, env)
         if isinstance(holds, int):
             return self._scope(when, state, env, mask) if holds else state

@@ -66,6 +66,8 @@ def _in_stripes(program: Program, views: Sequence[HbmRef], axis: int) -> bool:
     """Whether every view stays within `width` elements from ``pe * width + low`` along
     the axis, for one `width` and `low`."""
     pe = expr.var(program.program_id)
+    if any(view.spans[axis].by for view in views):
+        return False
     starts = [view.spans[axis].start for view in views]
     widths = {dict(start.terms).get(program.program_id, 0) for start in starts}
     if len(widths) != 1:
@@ -108,8 +110,10 @@ def _enumerated(
         spans = access.command.view.spans
         ends: list[Expr] = []
         for span in spans:
-            low, high = span.valid or (span.start, _plus(span.start, span.size))
-            ends += [span.start, _plus(span.start, span.size), low, high]
+            start, end = span.start, _plus(span.start, span.size)
+            low, high = span.valid or (start, end)
+            # Data says where a load starts: it may read all that exists.
+            ends += [low, high] * 2 if span.by else [start, end, low, high]
         table = access.domain.table(expr.var(pe), *ends)
         if table is None:
             return None

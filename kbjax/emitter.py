@@ -15,13 +15,14 @@ from kbjax.domain import Violation
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr
 from kbjax.futures import LoadFuture
-from kbjax.handle import HbmView, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.program import Command, OpCmd, TensorSpec
 from kbjax.queues import Slot
 from kbjax.recorder import Checks, Recorder
 from kbjax.refs import HbmRef, Operand, Ref, Scalar, Span
 from kbjax.site import Site, here
+from kbjax.views import HbmView
 
 _NAN = float("nan")
 
@@ -222,6 +223,10 @@ class Emitter:
         spans = []
         for axis, span in enumerate(view.ref.spans):
             self._recorder.use_index(span.start, here())
+            if span.by is not None:
+                by = self._read(op, view.pointers[axis], here())
+                spans.append(replace(span, by=by))
+                continue
             problem = self._leaves(span)
             if problem is None:
                 spans.append(replace(span, valid=None))

@@ -171,7 +171,8 @@ class Fingerprints:
             valid = span.valid and tuple(
                 [self._expr(end, bound, parts) for end in span.valid]
             )
-            spans.append((start, span.size, valid))
+            by = span.by and self._ref(span.by, bound, parts)
+            spans.append((start, span.size, valid, by))
         return (view.slot, view.axes, view.dtype.name, *spans)
 
     def _expr(self, value: Expr, bound: Bound, parts: _Parts) -> Hashable:

@@ -271,7 +271,8 @@ class _Body:
         start, valid = self._expr(span.start), span.valid
         if valid is not None:
             valid = (self._expr(valid[0]), self._expr(valid[1]))
-        return replace(span, start=start, valid=valid)
+        by = span.by and self._ref(span.by)
+        return replace(span, start=start, valid=valid, by=by)
 
     def _expr(self, value: Expr) -> Expr:
         total = self._moved(expr.const(value.const), next(self.steps))

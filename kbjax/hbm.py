@@ -1,10 +1,12 @@
 """Loads and stores on HBM arrays: slices with a PE axis, and tails.
 
 An array is (L, *shape) where it is split over PEs, else (*shape), `L` being the PEs of
-one device. A start is an integer, a traced int32 scalar where they all agree, or an
-(L,) vector. JAX clamps a slice
-that leaves its array and raises nothing, so a span that is not proven to lie inside
-(`Span.valid`) is cut at its tail here, and only there.
+one device. A start is an integer, a traced int32 scalar, or, of PEs in lockstep that
+differ, an (L,) vector. For a PE that runs alone among many the axis of L is one more
+axis of the tensor, of which its window shows one row (`Window.of_row`).
+
+JAX clamps a slice that leaves its array and raises nothing, so a span that is not
+proven to lie inside (`Span.valid`) is cut at its tail here, and only there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kbjax.refs import HbmRef
+from kbjax.refs import HbmRef, Span
 
 _MOST_PARTS = 64  # slices that one load is compiled to, however many PEs there are
 
@@ -39,16 +41,23 @@ class Window:
     axes: tuple[int, ...]
 
     @staticmethod
-    def of(ref: HbmRef, value: Any) -> Window:
-        """`value` evaluates an expression."""
+    def of(ref: HbmRef, value: Any, element: Any) -> Window:
+        """`value` evaluates an expression; `element` reads a tile of one integer."""
 
         def at(expression: Any) -> Any:
-            found = value(expression)
-            # A device with one PE looks at one place: a slice, not a gather.
-            return found[0] if jnp.shape(found) == (1,) else found
+            return _one_place(value(expression))
+
+        def start(span: Span) -> Any:
+            if span.by is None:
+                return at(span.start)
+            assert span.valid is not None
+            low, high = at(span.valid[0]), at(span.valid[1])
+            first, found = at(span.start), _one_place(element(span.by))
+            # Any int32 may come; what lies wholly outside does so wherever it lies.
+            return first + jnp.clip(found, low - span.size - first, high - first)
 
         return Window(
-            tuple(at(span.start) for span in ref.spans),
+            tuple(start(span) for span in ref.spans),
             tuple(
                 None if span.valid is None else (at(span.valid[0]), at(span.valid[1]))
                 for span in ref.spans
@@ -59,7 +68,7 @@ class Window:
 
     @property
     def varies(self) -> bool:
-        """Whether PEs look at different places."""
+        """Whether PEs in lockstep look at different places."""
         ends = [end for pair in self.valid if pair is not None for end in pair]
         return any(jnp.ndim(x) for x in (*self.starts, *ends))
 
@@ -84,6 +93,11 @@ class Window:
             self.sizes,
             self.axes,
         )
+
+
+def _one_place(found: Any) -> Any:
+    """In lockstep with itself alone (L = 1): a slice, not a gather."""
+    return found[0] if jnp.shape(found) == (1,) else found
 
 
 def load(
@@ -286,7 +300,8 @@ def store(
 def _store_in_turn(
     array: jax.Array, window: Window, tile: jax.Array, mask: Any
 ) -> jax.Array:
-    """All PEs write to one array; their ranges are disjoint, so order is no matter."""
+    """All PEs of a lockstep write to one array; their ranges are disjoint, so order is
+    no matter."""
 
     def at(x: Any, pe: Any) -> Any:
         return x[pe] if jnp.ndim(x) else x

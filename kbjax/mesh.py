@@ -1,11 +1,11 @@
-"""Where PEs run: on one device with an axis of their own, or spread over a mesh.
+"""Where PEs run: all on one device, or spread over a mesh; in turn, or in lockstep.
 
 With P PEs on D devices each device runs L = P / D of them: device `d` of the mesh (all
 its axes together, in mesh order) the PEs from `d * L` up to `(d + 1) * L`. It runs them
 one after another, each as a PE alone is run: tiles stay in the cache, and a PE does
-its own trips. PEs that have messages for each other run in lockstep instead, all L in
-one array: a device's tiles have an axis of L in front where P > 1, also where L = 1, so
-that a message under a condition is one that every device takes part in.
+its own trips. PEs that have messages for each other run in lockstep instead: a device's
+tiles then have an axis of L in front where P > 1, also where L = 1, so that a message
+under a condition is one that every device takes part in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pes:
       total: P, all PEs.
       local: L, those of one device.
       axis_names: of the mesh; empty where PEs are not spread.
-      lockstep: all at once, not one after another.
+      lockstep: those of a device run all at once, not one after another.
     """
 
     total: int
@@ -52,13 +52,13 @@ class Pes:
 
     @property
     def together(self) -> bool:
-        """Whether the commands run once for all of a device's PEs."""
+        """Whether the commands run once: for the only PE, or for all in lockstep."""
         return self.total == 1 or self.lockstep
 
     @property
     def lead(self) -> tuple[int, ...]:
         """The PE axis of a device's tiles: (L,), or () where each runs alone."""
-        return (self.local,) if self.total > 1 and self.together else ()
+        return (self.local,) if self.total > 1 and self.lockstep else ()
 
     def ids(self) -> Any:
         """The program ids of this device's PEs: (L,) int32, or 0 where there is one."""
@@ -120,7 +120,8 @@ class Pes:
         return PartitionSpec(self.axis_names) if split else PartitionSpec()
 
     def rotate(self, values: jax.Array, offset: int) -> jax.Array:
-        """`values`, (L, ...), with that of PE i moved to PE (i + offset) % P.
+        """`values` of PEs in lockstep, (L, ...), with that of PE i moved to PE
+        (i + offset) % P; as they are where P = 1.
 
         On a mesh, inside `spread`: what stays together moves together, in two
         `ppermute`s at most. `offset` may be negative or larger than P.

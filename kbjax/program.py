@@ -52,6 +52,10 @@ class LoadCmd(Command):
     op = "load"
 
     @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.view.by
+
+    @property
     def writes(self) -> Ref:
         return self.out
 

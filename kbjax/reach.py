@@ -35,9 +35,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kbjax.dtypes import DType
-from kbjax.handle import HbmView, Slice, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.index import Index
 from kbjax.site import is_internal
+from kbjax.views import HbmView, Slice
 
 _DEEPEST = 12  # steps followed from a variable
 _MOST_PARTS = 256  # of one container

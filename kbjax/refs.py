@@ -37,7 +37,8 @@ class Ref:
 
 @dataclass(frozen=True)
 class Span:
-    """One axis of an HBM view: `size` elements from `start`.
+    """One axis of an HBM view: `size` elements from `start`, or, where there is a tile
+    `by` of one integer, from `start` plus what it holds when the command runs.
 
     `valid` is None where the span is proven to lie inside the tensor; else the range
     [low, high) of elements that exist.
@@ -46,8 +47,11 @@ class Span:
     start: Expr
     size: int
     valid: tuple[Expr, Expr] | None = None
+    by: Ref | None = None
 
     def __str__(self) -> str:
+        if self.by is not None:
+            return f"{self.start}+[{self.by}]:+{self.size}"
         if self.start.is_const:
             return f"{self.start.const}:{self.start.const + self.size}"
         return f"{self.start}:+{self.size}"
@@ -71,6 +75,11 @@ class HbmRef:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.nbytes
+
+    @property
+    def by(self) -> tuple[Ref, ...]:
+        """The tiles that say where it starts."""
+        return tuple(span.by for span in self.spans if span.by is not None)
 
     @property
     def has_tail(self) -> bool:

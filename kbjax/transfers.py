@@ -13,11 +13,12 @@ from kbjax.dtypes import DType, Shape
 from kbjax.emitter import python_scalar
 from kbjax.flight import Transfer
 from kbjax.futures import LoadFuture, SendFuture
-from kbjax.handle import HbmView, TensorHandle
+from kbjax.handle import TensorHandle
 from kbjax.program import LoadCmd, RecvCmd, SendCmd, StoreCmd
 from kbjax.queues import Count, Slot
 from kbjax.refs import HbmRef, Ref, Scalar
 from kbjax.site import Site
+from kbjax.views import HbmView
 
 
 class Transfers(Aliases):
@@ -111,6 +112,13 @@ class Transfers(Aliases):
                 f"store of {src.dtype} to the {view.dtype} tensor {view.spec.name}",
                 site=site,
                 remedy=f'Convert with tile.to("{view.dtype}")',
+            )
+        if view.pointers:
+            raise errors.KernelError(
+                f"store to {view.spec.name} where data says",
+                site=site,
+                got=str(view),
+                allowed="places that are known when the kernel is recorded",
             )
         ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
         self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
@@ -322,6 +330,13 @@ class Transfers(Aliases):
                     f"{op} takes a number as other", site=site, remedy="Pass other=0.0"
                 )
             signatures.check_value(f"other of {op}", other, view.dtype)
+        if view.pointers and other is None:
+            raise errors.OutOfBoundsError(
+                f"{op} of {view.spec.name} starts where data says, perhaps outside",
+                site=site,
+                got=str(view),
+                remedy="Pass other= to say what is loaded there",
+            )
         ref = self._proven(op, view, "other=", fill=other is not None)
         if 0 in ref.shape:
             raise errors.ShapeError(

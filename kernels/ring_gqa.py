@@ -7,10 +7,10 @@ prefill the queries of the last `Sq` of them, for the `group` query heads that s
   ring while queries stay. Every tile is sent on while it is used. Causal by global
   positions: a hop whose keys are all in a query's future does nothing but pass them on.
 - Decode: keys and values stay. Each rank folds its own, and the partial results (the
-  maximum, the denominator and the numerator, all in float32) go around.
+  maximum, the denominator and the numerator) go around.
 
-Nothing is rounded to the output's dtype before the end, so the error does not grow with
-the ring.
+The state of a sweep is float32 until the output is stored, so the error does not grow
+with the ring.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def ring_gqa(
                     tiles.ahead(t)
                     tl.copy_to(here[0], tiles.keys(t))
                     tl.copy_to(here[1], tiles.values(t))
-                # In a tile of this rank a row sees the columns up to this distance, in
-                # one of the rank before `keys` more, and so on.
+                # In a tile of this rank a row sees the columns up to this distance; in
+                # one of the rank before, up to `keys` more, and so on.
                 limit = keys - queries + b * block - t * tile
                 for hop in tl.range(ranks - 1):
                     with scope("hop"):

@@ -183,7 +183,7 @@ def softmax(tl: Any, x: Any, o: Any) -> None:
 
 
 def grids(repeats: int, devices: int) -> Table:
-    """FC-35 (a): the same 64 x 64 softmax on ever more PEs."""
+    """The same 64 x 64 softmax on ever more PEs: one compilation, time as the PEs."""
     title = f"64 x 64 softmax, devices: {devices}"
     table = Table("PEs", "first call ms", "then ms", "us a PE", title=title)
     out = jax.ShapeDtypeStruct((64, 64), "float32")

@@ -137,6 +137,9 @@ def moved_bytes(program: Program, view: Any, env: Mapping[int, int]) -> int:
     elements = 1
     for span, size in zip(view.spans, program.slots[view.slot].shape, strict=True):
         start = value(span.start, env)
+        if span.by is not None:  # data says where; timed as if all of it were there
+            elements *= span.size
+            continue
         low, high = max(start, 0), min(start + span.size, size)
         if span.valid is not None:
             first, end = (value(bound, env) for bound in span.valid)

@@ -441,10 +441,17 @@ class Writer(Ops):
             found += [f"({i.text} % {trips})", f"tl.minimum({i.text}, {trips - 1})"]
         return self.rng.choice(found or ["0"])
 
-    def _stream_view(self, name: str, extra: str = "", at: str = "") -> str:
-        """Rows of the stream, or columns where it lies the other way; of tile `at`."""
-        at = at or self._position()
-        part = f"tl.ds({at} * {self.rows}{extra}, {self.rows})"
+    def _stream_view(
+        self, name: str, extra: str = "", at: str = "", by_tile: bool = False
+    ) -> str:
+        """Rows of the stream, or columns where it lies the other way; of tile `at`;
+        `by_tile` where a tile of one integer says where they start."""
+        start = f"{at or self._position()} * {self.rows}{extra}"
+        if by_tile:
+            pointer = f"p{next(self.names)}"
+            self.line(f"{pointer} = tl.arange(0, 1) + {start}  # int32[1]")
+            start = pointer
+        part = f"tl.ds({start}, {self.rows})"
         if not self.flipped:
             return (
                 f"{name}[{part}, :]" if self.rng.random() < 0.7 else f"{name}[{part}]"
@@ -465,7 +472,8 @@ class Writer(Ops):
             other = f", {rng.choice(('other=', ''))}{rng.choice(fillers)}"
             extra = rng.choice(("", "", " + 1", " - 1", f" - {self.rows}"))
         shape = (self.rows, self.columns)
-        view = self._stream_view("x", extra)
+        by_tile = bool(other) and rng.random() < 0.3
+        view = self._stream_view("x", extra, by_tile=by_tile)
         bound = _bound(stream.dtype)
         if self.transfers and rng.random() < 0.5:
             if other and "other=" not in other:

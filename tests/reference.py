@@ -243,6 +243,8 @@ class Machine:
         wanted, exists = [], []
         for span, length in zip(view.spans, tensor.shape, strict=True):
             at = evaluate(span.start, self.env) + np.arange(span.size)
+            if span.by is not None:
+                at = at + int(self.read(span.by).item())
             low, high = 0, length
             if span.valid is not None:
                 low, high = (evaluate(end, self.env) for end in span.valid)

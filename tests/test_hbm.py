@@ -204,6 +204,74 @@ def test_views_are_numpys(name: str) -> None:
     assert_same_bits(whole, want)
 
 
+@pytest.mark.parametrize("fidelity", ["live", "exact"])
+@pytest.mark.parametrize("table_type", ["int32", "int8"])
+@pytest.mark.parametrize("pes, rings", [(1, False), (3, False), (3, True)])
+def test_data_says_where_a_load_starts(
+    table_type: str, pes: int, rings: bool, fidelity: Any
+) -> None:
+    """Pages by a block table, rows by a tile of one integer; alone, one PE after
+    another and in lockstep. What lies outside is `other`, however far out it is."""
+    rows, width, largest = 4, 3, np.iinfo(table_type).max
+    entries = [5, 0, 6, -1, 2, largest, -largest - 1]
+    table = np.stack([np.roll(entries, pe) for pe in range(pes)]).astype(table_type)
+    pages = np.stack([numbers(6, rows, width) + 100 * pe for pe in range(pes)])
+
+    def kernel(tl: Any, table: Any, pages: Any, by_page: Any, by_row: Any) -> None:
+        if rings:  # in lockstep
+            tl.send(tl.zeros((1,)), 1)
+            tl.recv((1,), "float32", 1).wait()
+        buffer = tl.circular_buffer(2, (rows, width), "float32")
+        for j in tl.range(len(entries)):
+            with tl.scratch_scope():
+                page = tl.load(table[tl.ds(j, 1)])
+                buffer.push(pages[page], other=-1.0)
+                tl.store(by_row[j], tl.load(pages[2, tl.ds(page, 2)], other=7.0))
+                tl.store(by_page[j], buffer.pop())
+
+    def padded(array: np.ndarray, start: int, size: int, other: float) -> np.ndarray:
+        found = np.full((size, *array.shape[1:]), other, np.float32)
+        for at in range(size):
+            if 0 <= start + at < len(array):
+                found[at] = array[start + at]
+        return found
+
+    def wanted(table: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        starts = table.tolist()
+        return (
+            np.stack([padded(pages, at, 1, -1.0)[0] for at in starts]),
+            np.stack([padded(pages[2], at, 2, 7.0) for at in starts]),
+        )
+
+    n = len(entries)
+    call = kb.kernel_call(
+        kernel, (shape(n, rows, width), shape(n, 2, width)), num_pes=pes
+    )
+    want = [wanted(*both) for both in zip(table, pages, strict=True)]
+    if pes == 1:
+        outputs = call.run(table[0], pages[0], fidelity=fidelity).outputs
+        assert_same_bits(outputs, want[0])
+    else:
+        outputs = call.run(table, pages, fidelity=fidelity).outputs
+        stacked = [np.stack(parts) for parts in zip(*want, strict=True)]
+        assert_same_bits(outputs, tuple(stacked))
+
+
+def test_a_load_waits_for_the_data_that_says_where_it_starts() -> None:
+    """The op_log has it after the op that made the tile, and names the tile."""
+
+    def kernel(tl: Any, table: Any, pages: Any, o: Any) -> None:
+        page = tl.load(table) + 1
+        tl.store(o, tl.load(pages[page], other=0.0))
+
+    table = jax.ShapeDtypeStruct((1,), "int32")
+    log = kb.kernel_call(kernel, shape(4, 8)).op_log(table, shape(3, 4, 8))
+    add, load = (row for row in log if row.op in (1, 2))
+    assert (add.op_name, load.op_name) == ("add", "load")
+    assert load.start_ns == add.end_ns
+    assert load.src_addrs == f"pages+?;{add.dst_addr}"
+
+
 def test_symbolic_int_indices() -> None:
     """x[i] and x[:, 2 - i] in a loop, also backwards."""
     x = numbers(3, 4)

@@ -577,3 +577,9 @@ def full_of_an_index_that_a_float8_does_not_hold(
 @mistake(kb.DTypeError, "broadcast_to needs a tile", "tl.full")
 def broadcast_a_number(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.broadcast_to(3.0, (4,))  # <-
+
+
+@mistake(kb.DTypeError, "float32", "integers", 'to("int32")')
+def start_of_no_integer(tl: Any, x: Any, n: Any, o: Any) -> None:
+    row = tl.zeros((1,))
+    tl.load(x[row], other=0.0)  # <-

@@ -347,3 +347,9 @@ def power_with_a_modulus(tl: Any, x: Any, n: Any, o: Any) -> None:
 def negate_a_condition(tl: Any, x: Any, n: Any, o: Any) -> None:
     with tl.when(~(tl.program_id() > 0)):  # <-
         tl.store(o, tl.load(x))
+
+
+@mistake(kb.KernelError, "store to o where data says", "recorded")
+def store_where_data_says(tl: Any, x: Any, n: Any, o: Any) -> None:
+    row = tl.arange(0, 1)
+    tl.store(o[tl.ds(row, 8)], tl.load(x), boundary_check=True)  # <-

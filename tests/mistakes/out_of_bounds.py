@@ -54,6 +54,12 @@ def nested_past_the_end(tl: Any, x: Any, n: Any, o: Any) -> None:
             tl.load(x[i + j + 3])  # <-
 
 
+@mistake(kb.OutOfBoundsError, "starts where data says", "other=")
+def data_may_say_anything(tl: Any, x: Any, n: Any, o: Any) -> None:
+    first = tl.sum(tl.load(n))
+    tl.load(x[tl.ds(first, 4)])  # <-
+
+
 @mistake(kb.OutOfBoundsError, "store of o", "boundary_check=True")
 def store_past_the_end(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.store(o[tl.ds(4, 8)], tl.load(x))  # <-

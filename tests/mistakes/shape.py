@@ -254,12 +254,12 @@ def reversed_rows(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.load(x[::-1])  # <-
 
 
-@mistake(kb.ShapeError, "tl.ds(start, size)")
+@mistake(kb.ShapeError, "one element", "(8,)", "tl.ds(j, 1)")
 def view_at_a_vector(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.load(x[tl.arange(0, 8)])  # <-
 
 
-@mistake(kb.ShapeError, "tl.ds(start, size)")
+@mistake(kb.ShapeError, "one element", "(8, 4)")
 def view_at_a_mask(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.load(x[tl.load(x) > 0.0])  # <-
 
@@ -292,12 +292,6 @@ def slice_of_negative_size(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.ShapeError, "start", "0.5")
 def slice_at_a_fraction(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.load(x[tl.ds(0.5, 4)])  # <-
-
-
-@mistake(kb.ShapeError, "start")
-def slice_at_a_tile(tl: Any, x: Any, n: Any, o: Any) -> None:
-    first = tl.sum(tl.load(n))
-    tl.load(x[tl.ds(first, 4)])  # <-
 
 
 @mistake(kb.ShapeError, "too many indices", "2 axes")
@@ -419,3 +413,9 @@ def int8_product_without_a_transpose(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.ShapeError, "softmax of a tile without axes", "tl.expand_dims")
 def softmax_of_a_total(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.softmax(tl.sum(tl.load(x)))  # <-
+
+
+@mistake(kb.ShapeError, "not taken again", "first + 2")
+def part_of_what_data_picks(tl: Any, x: Any, n: Any, o: Any) -> None:
+    first = tl.arange(0, 1)
+    tl.load(x[tl.ds(first, 4)][1:], other=0.0)  # <-

@@ -292,3 +292,10 @@ def where_of_a_dead_condition(tl: Any, x: Any, n: Any, o: Any) -> None:
     with tl.scratch_scope():
         positive = t > 0.0
     tl.store(o, tl.where(positive, t, 0.0))  # <-
+
+
+@mistake(kb.UseAfterScopeError, "int32[1]")
+def start_from_an_ended_scope(tl: Any, x: Any, n: Any, o: Any) -> None:
+    with tl.scratch_scope():
+        view = x[tl.arange(0, 1)]
+    tl.load(view, other=0.0)  # <-
