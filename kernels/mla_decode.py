@@ -104,5 +104,5 @@ def case(
     return Case(call, inputs, partial(reference, rank=rank, scale=scale), allowed)
 
 
-SMALL = {"context": 100, "tile": 32, "num_pes": 2, "heads": 4, "rank": 32, "rotary": 8,
-         "dim": 16}  # fmt: skip
+SMALL = {"context": 100, "tile": 32, "buffers": 1, "num_pes": 2, "heads": 4, "rank": 32,
+         "rotary": 8, "dim": 16}  # fmt: skip
