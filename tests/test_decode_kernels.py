@@ -189,7 +189,7 @@ def test_at_most_twice_the_error_of_plain_attention(
     [
         ("ragged_decode", {"num_pes": 1}),
         ("split_kv_decode", {"num_pes": 2, "query_heads": 2, "kv_heads": 1}),
-        ("mla_decode", {"num_pes": 1, "context": 96}),
+        ("mla_decode", {"num_pes": 1, "context": 96, "buffers": 2}),
     ],
 )
 def test_exact_is_live(name: str, sizes: dict[str, int]) -> None:
