@@ -8,6 +8,7 @@ expressions in nested and triangular loops, safe for others.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Node:
 
     op: str
     args: tuple[Expr, Expr]
+
+    @functools.cached_property
+    def bounds(self) -> tuple[int, int]:
+        """Safe lowest and highest value; recording asks for them again and again."""
+        return _node_bounds(self)
 
     def __str__(self) -> str:
         a, b = self.args
@@ -269,7 +275,7 @@ def _lowest(expr: Expr) -> int:
     total = expr.const
     for atom, k in expr.terms:
         assert isinstance(atom, Node)
-        low, high = _node_bounds(atom)
+        low, high = atom.bounds
         total += min(k * low, k * high)
     return total
 
@@ -299,7 +305,7 @@ def _node_bounds(node: Node) -> tuple[int, int]:
 def is_nonnegative(value: Expr, conditions: Sequence[Expr] = ()) -> bool:
     """Whether bounds prove ``value >= 0`` where none of the conditions is 0: by itself,
     or less a multiple of what one of the conditions says is not negative."""
-    if bounds(value)[0] >= 0:
+    if _lowest(value) >= 0:
         return True
     terms = dict(value.terms)
     for fact in (fact for one in conditions for fact in _facts(one)):
@@ -307,7 +313,7 @@ def is_nonnegative(value: Expr, conditions: Sequence[Expr] = ()) -> bool:
             other = terms.get(atom, 0)
             if other * k > 0:  # the atom cancels: |k| value - |other| fact
                 left = sub(scale(value, abs(k)), scale(fact, abs(other)))
-                if bounds(left)[0] >= 0:
+                if _lowest(left) >= 0:
                     return True
     return False
 
