@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from kbjax.program import (
     SendCmd,
     When,
     has_messages,
+    walk,
 )
 
 _MOST = 1 << 22  # sends and receives that are run
@@ -61,7 +62,7 @@ def checked(program: Program) -> Mapping[Channel, int]:
     if not has_messages(program.commands):
         return {}
     exchange = _Exchange(program)
-    for command, active in exchange.events():
+    for command, active in exchange.events(settling=True):
         for pe in np.flatnonzero(active).tolist():
             if isinstance(command, SendCmd):
                 exchange.send(pe, command)
@@ -89,11 +90,7 @@ class _Exchange:
 
     @functools.cached_property
     def pes(self) -> int:
-        values = [
-            item.trip if isinstance(item, Loop) else item.condition
-            for item in self.program.walk()
-            if isinstance(item, Loop | When) and has_messages(item.body)
-        ]
+        values = _deciding(self.program.commands)
         differs = self.program.program_id in expr.variables(*values)
         return self.program.num_pes if differs else 1
 
@@ -101,8 +98,14 @@ class _Exchange:
         """Whose messages a PE receives."""
         return (pe - offset) % self.program.num_pes
 
-    def events(self) -> Iterator[tuple[SendCmd | RecvCmd, Any]]:
+    def events(
+        self, settling: bool = False
+    ) -> Iterator[tuple[SendCmd | RecvCmd, np.ndarray]]:
         """Each send and receive that is run, in program order, with which PEs run it.
+
+        Args:
+          settling: leave out iterations that repeat the one before them, once that has
+            left as many messages on their way as it found.
 
         Raises:
           KernelError: where there are too many.
@@ -111,7 +114,9 @@ class _Exchange:
         env = {self.program.program_id: ids}
         everyone = np.ones(self.pes, bool)
         run = 0
-        for command, active in _events(self.program.commands, env, everyone):
+        commands = self.program.commands
+        on_their_way = self._on_their_way if settling else object
+        for command, active in _events(commands, env, everyone, on_their_way):
             run += int(active.sum())
             if run > _MOST:
                 raise errors.KernelError(
@@ -121,6 +126,9 @@ class _Exchange:
                     remedy="Send larger messages",
                 )
             yield command, active
+
+    def _on_their_way(self) -> object:
+        return {of: [*box] for of, box in self.boxes.items() if box}
 
     def send(self, pe: int, command: SendCmd) -> None:
         channel, to = Channel.of(command), (pe + command.offset) % self.pes
@@ -159,7 +167,10 @@ class _Exchange:
 
 
 def _events(
-    block: Block, env: dict[expr.Var, Any], active: np.ndarray
+    block: Block,
+    env: dict[expr.Var, Any],
+    active: np.ndarray,
+    on_their_way: Callable[[], object],
 ) -> Iterator[tuple[SendCmd | RecvCmd, np.ndarray]]:
     if not active.any():
         return
@@ -168,14 +179,53 @@ def _events(
             yield item, active
         elif isinstance(item, Loop) and has_messages(item.body):
             trips = np.broadcast_to(expr.evaluate(item.trip, env, np), active.shape)
-            for i in range(int(trips[active].max())):
-                inner = {**env, item.index: i}
-                yield from _events(item.body, inner, active & (i < trips))
-        elif isinstance(item, When):
+            for alike in _alike(item, env, trips.clip(0), active):
+                for i in alike:
+                    before = on_their_way()
+                    inner, running = {**env, item.index: i}, active & (i < trips)
+                    yield from _events(item.body, inner, running, on_their_way)
+                    if on_their_way() == before:
+                        break
+        elif isinstance(item, When) and has_messages(item.body):
             holds = np.asarray(expr.evaluate(item.condition, env, np)) != 0
-            yield from _events(item.body, env, active & holds)
+            yield from _events(item.body, env, active & holds, on_their_way)
         elif isinstance(item, Scope):
-            yield from _events(item.body, env, active)
+            yield from _events(item.body, env, active, on_their_way)
+
+
+def _alike(
+    loop: Loop, env: Mapping[expr.Var, Any], trips: np.ndarray, active: np.ndarray
+) -> Iterator[range]:
+    """Runs of iterations in which each active PE sends and receives the same."""
+    most, pes = int(trips[active].max()), len(active)
+    starts = {0, *trips[active].tolist()}
+    values = _deciding(loop.body)
+    if loop.index in expr.variables(*values):
+        if not expr.variables(*values) <= {*env, loop.index}:  # an inner loop's, too
+            yield from (range(i, i + 1) for i in range(most))
+            return
+        step = max(_MOST // pes, 1)
+        for first in range(0, most, step):
+            starts.add(first)
+            some = np.arange(first, min(first + step, most))
+            every = {**env, loop.index: some[:, None]}
+            for value in values:
+                with np.errstate(divide="ignore"):  # where a `when` leaves it out
+                    found = expr.evaluate(value, every, np)
+                rows = np.broadcast_to(found, (len(some), pes))
+                differs = (rows[1:] != rows[:-1]).any(axis=1)
+                starts |= {*(first + 1 + np.flatnonzero(differs)).tolist()}
+    edges = sorted(starts | {most})
+    yield from map(range, edges, edges[1:])
+
+
+def _deciding(block: Block) -> list[expr.Expr]:
+    """The conditions and trip counts in a block that sends and receives depend on."""
+    return [
+        item.trip if isinstance(item, Loop) else item.condition
+        for item in walk(block)
+        if isinstance(item, Loop | When) and has_messages(item.body)
+    ]
 
 
 class _Blocked:

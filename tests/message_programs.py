@@ -85,7 +85,7 @@ class _Writer:
                 found.append(("when", condition, self.block(depth + 1, indices)))
             elif what < 0.96:
                 index = self.name("i")
-                trip = rng.choice(("2", "3", "pe % 2 + 1", "pe", *indices))
+                trip = rng.choice(("2", "5", "pe % 2 + 1", "pe", *indices))
                 body = self.block(depth + 1, (*indices, index))
                 found.append(("loop", index, trip, body))
             else:

@@ -26,6 +26,7 @@ from tests.test_mesh import FLAG, run
 Kernel = Callable[..., None]
 f32 = partial(jax.ShapeDtypeStruct, dtype="float32")
 FOUR = f32((4,))
+STEPS = 5_000_000
 
 
 def rows(num_pes: int, *shape: int) -> np.ndarray:
@@ -173,6 +174,29 @@ def test_a_ring_under_a_when_on_the_index(num_pes: int) -> None:
     x = rows(num_pes, 4)
     got = both(ring_sum, FOUR, num_pes, x)
     np.testing.assert_array_equal(got, np.broadcast_to(x.sum(0), x.shape))
+
+
+@pytest.mark.parametrize("received", [STEPS - 1, STEPS])
+def test_as_many_steps_as_an_index_can_count(received: int) -> None:
+    """Steps that repeat each other are matched once; the last one counts."""
+
+    def ring(tl: Any, x: Any, o: Any) -> None:
+        state = tl.load(x)
+        tl.send(state, 1).wait()
+        for i in tl.range(STEPS):
+            with tl.when(i < received):
+                tl.recv(state.shape, state.dtype, 1).wait()
+            with tl.when((i + 1 < STEPS) & (tl.program_id() >= 0)):
+                tl.send(state, 1).wait()
+        tl.store(o, state)
+
+    call = kb.kernel_call(ring, jax.ShapeDtypeStruct((4,), "float32"), num_pes=3)
+    specs = jax.ShapeDtypeStruct((3, 4), "float32")
+    if received == STEPS:
+        call.record(specs)
+        return
+    with pytest.raises(kb.KernelError, match="is never received"):
+        call.record(specs)
 
 
 def by_pe(tl: Any, x: Any, o: Any) -> None:
