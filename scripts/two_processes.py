@@ -14,6 +14,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -70,6 +72,23 @@ def take_part(process: int, port: int, devices: int, context: int, pes: int) -> 
     return differ == 0
 
 
+def ended(started: Sequence[subprocess.Popen[bytes]], limit_s: float = 300) -> int:
+    """The exit status of processes that need each other: 0 where all have ended well;
+    else that of the first that has not, 1 past the limit. None of them is left."""
+    deadline = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < deadline:
+            codes = [child.poll() for child in started]
+            if any(codes) or None not in codes:
+                return next((code for code in codes if code), 0)
+            time.sleep(0.1)
+        return 1
+    finally:
+        for child in started:
+            child.kill()
+            child.wait()
+
+
 def main(
     devices: Annotated[int, typer.Option(min=1, help="CPU devices a process")] = 1,
     context: Annotated[int, typer.Option(min=1, help="keys of each KV head")] = 4096,
@@ -90,12 +109,7 @@ def main(
         subprocess.Popen([*command, f"--process={n}"], env=env)
         for n in range(PROCESSES)
     ]
-    try:
-        codes = [child.wait(timeout=300) for child in started]
-    finally:
-        for child in started:
-            child.kill()
-    sys.exit(max(codes, key=abs))
+    sys.exit(ended(started))
 
 
 if __name__ == "__main__":

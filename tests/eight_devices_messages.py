@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import kbjax as kb
+from kbjax import cases
+from kbjax.kernels.ring_gqa import ring_gqa
 from tests.eight_devices import ALONE, MESHES
 from tests.helpers import assert_same_bits, assert_same_tcm
 from tests.test_messages import FOUR, by_pe, by_pe_in_numpy, f32, ring_sum, rows
@@ -37,6 +40,20 @@ def test_a_ring(num_pes: int) -> None:
     call = kb.kernel_call(ring_sum, FOUR, num_pes=num_pes, mesh=MESHES["8"])
     want = np.broadcast_to(x.sum(0), x.shape)
     np.testing.assert_array_equal(jax.jit(call)(x), want)
+
+
+def test_ring_attention() -> None:
+    """`dot` and `exp` of PEs in lockstep too, in these shapes: 8, 4 and 1 a device."""
+    sizes = {"context": 128, "query_heads": 4, "kv_heads": 2, "dim": 16, "num_pes": 8}
+    case = cases.make("ring_gqa", queries=4, tile=8, block=2, **sizes)
+    kernel = partial(ring_gqa, tile=8, block=2)
+    alone, *spread = (
+        kb.kernel_call(kernel, f32((2, 4, 16)), num_pes=8, mesh=mesh)(*case.arrays)
+        for mesh in (ALONE, MESHES["2"], MESHES["8"])
+    )
+    assert case.error_of(alone) <= case.tolerance
+    for got in spread:
+        assert_same_bits(got, alone)
 
 
 def test_offsets_and_element_types() -> None:

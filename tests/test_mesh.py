@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,25 @@ def test_two_processes_of_two_devices_give_the_bits_of_one() -> None:
     script = str(ROOT / "scripts" / "two_processes.py")
     said = run(script, "--devices=2", "--context=64", "--pes=4")
     assert " 0 of 2048 elements differ" in said, said
+
+
+def test_a_process_that_dies_takes_its_partner_along() -> None:
+    """Which would wait for it."""
+    script = runpy.run_path(str(ROOT / "scripts" / "two_processes.py"))
+
+    def started(*exits: str) -> list[subprocess.Popen[bytes]]:
+        return [subprocess.Popen([sys.executable, "-c", code]) for code in exits]
+
+    waits = "import time; time.sleep(600)"
+    for exits, limit_s, want in (
+        ((waits, "raise SystemExit(3)"), 300, 3),
+        ((waits, "import os; os.abort()"), 300, -6),
+        ((waits, "pass"), 1, 1),
+        (("pass", "pass"), 300, 0),
+    ):
+        children = started(*exits)
+        assert script["ended"](children, limit_s) == want
+        assert all(child.returncode is not None for child in children)
 
 
 # --- with the one device of this process ---------------------------------------------
