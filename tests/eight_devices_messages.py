@@ -43,17 +43,16 @@ def test_a_ring(num_pes: int) -> None:
 
 
 def test_ring_attention() -> None:
-    """`dot` and `exp` of PEs in lockstep too, in these shapes: 8, 4 and 1 a device."""
+    """`dot` and `exp` of PEs in lockstep too, in these shapes: 8 and 1 a device."""
     sizes = {"context": 128, "query_heads": 4, "kv_heads": 2, "dim": 16, "num_pes": 8}
     case = cases.make("ring_gqa", queries=4, tile=8, block=2, **sizes)
     kernel = partial(ring_gqa, tile=8, block=2)
-    alone, *spread = (
+    alone, got = (
         kb.kernel_call(kernel, f32((2, 4, 16)), num_pes=8, mesh=mesh)(*case.arrays)
-        for mesh in (ALONE, MESHES["2"], MESHES["8"])
+        for mesh in (ALONE, MESHES["8"])
     )
     assert case.error_of(alone) <= case.tolerance
-    for got in spread:
-        assert_same_bits(got, alone)
+    assert_same_bits(got, alone)
 
 
 def test_offsets_and_element_types() -> None:
