@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What PEs cost: many against one, and two devices against one, side by side.
+"""What PEs cost: many against one, two devices against one, and prefill on 8 PEs
+against what the machine's cores can do, side by side.
 
     python scripts/bench_pes.py [--repeats N] [--only NAME]
 
@@ -13,12 +14,19 @@ busy threads got before and after the table. Two columns depend on that less: th
 of CPU times, which is 1 where work is merely spread, and (on Linux) of the CPU time of
 the busiest thread. The latter estimates A / B on free cores where both sides wait for
 one thread, as two devices do; it says nothing of the rows against one PE.
+
+"prefill rate" is a table of FLOP/s: 8 PEs of (128, 128) queries over 2048 keys in
+float32, on two devices, over the machine's rate of float32 products. That is the best
+of all repeats of square products of 1024 and 2048 in JAX and in NumPy, which spread
+them over all cores, in the same process, among the rest. The second ratio is of FLOPs
+a second of CPU time, which a busy machine changes less.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import random
 import statistics
 import threading
 import time
@@ -31,19 +39,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
-from bench_data_phase import Run, data, exact_of, sweep
+from attention_peers import DIM, Run, data, exact_of, flash_scan, sweep
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
 import kbjax as kb
+from kbjax.hardware import PeTcm
+from kbjax.kernels.gqa_decode import gqa_decode
 
 ROWS, TILE = 8, 128
 OUT_ROWS = 16_384  # of a PE's output, 8 MiB: 64 MiB for 8 PEs
+PAUSE_S = 0.05  # idle threads of OpenBLAS, PyTorch and XLA spin before they sleep
 
 
 def mesh(devices: int) -> Mesh:
     return Mesh(jax.devices()[:devices], ("pe",))
+
+
+def in_turn(
+    runs: dict[str, Run], repeats: int
+) -> dict[str, list[tuple[float, float, float]]]:
+    """What `timed` gives of each run in each repeat, right after a call of the same run
+    that is not timed: caches and threads are then as it leaves them itself. The order
+    is drawn anew for each repeat, as idle threads spin on beyond any short pause."""
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
+    order = random.Random(0)
+    for _ in range(repeats):
+        for name in order.sample(list(runs), len(runs)):
+            time.sleep(PAUSE_S)
+            jax.block_until_ready(runs[name]())
+            times[name].append(timed(runs[name]))
+    return times
 
 
 def thread_seconds() -> dict[str, float]:
@@ -206,6 +234,102 @@ def grids(repeats: int, devices: int) -> Table:
     return table
 
 
+# --- prefill against the machine's rate of products ----------------------------------
+
+PES, QUERIES, KEYS = 8, 128, 2048
+FLOPS = PES * 4 * QUERIES * KEYS * DIM  # two products, 2 MNK each
+
+
+def products() -> dict[str, tuple[Run, int]]:
+    """Large square ones, and their FLOPs."""
+    found: dict[str, tuple[Run, int]] = {}
+    dot = jax.jit(partial(jnp.dot, precision="highest"))
+    for n in (1024, 2048):
+        x = np.random.default_rng(0).standard_normal((n, n), np.float32)
+        found[f"product of {n}, JAX"] = partial(dot, *[jnp.asarray(x)] * 2), 2 * n**3
+        found[f"product of {n}, NumPy"] = partial(np.dot, x, x), 2 * n**3
+    return found
+
+
+def placed(devices: int) -> list[Any]:
+    where = NamedSharding(mesh(devices), PartitionSpec("pe"))
+    return [jax.device_put(x, where) for x in data(QUERIES, KEYS, (PES,))]
+
+
+def prefill(devices: int, tile: int, buffers: int = 1) -> Run:
+    """On kbjax. A tile of 256 takes 1.2 MiB of scratch."""
+    call = kb.kernel_call(
+        partial(gqa_decode, tile=tile, buffers=buffers),
+        jax.ShapeDtypeStruct((QUERIES, DIM), "float32"),
+        num_pes=PES,
+        mesh=mesh(devices),
+        hardware=kb.Hardware(pe_tcm=PeTcm(kernel_scratch_mb=2)),
+    )
+    return partial(call, *placed(devices))
+
+
+def prefill_of_host() -> Run:
+    """Without `mesh`: arrays are handed over, and outputs brought back."""
+    return partial(sweep(QUERIES, num_pes=PES), *data(QUERIES, KEYS, (PES,)))
+
+
+def hand_written_prefill(devices: int, tile: int) -> Run:
+    """Under `shard_map`; a device's PEs one after another, as on kbjax."""
+
+    def of_device(*arrays: Any) -> Any:
+        return lax.map(lambda one: flash_scan(*one, tile=tile), arrays)
+
+    spec = PartitionSpec("pe")
+    run = jax.shard_map(
+        of_device, mesh=mesh(devices), in_specs=spec, out_specs=spec, check_vma=False
+    )
+    return partial(jax.jit(run), *placed(devices))
+
+
+PREFILLS: dict[str, tuple[Callable[[], Run], str]] = {
+    "kbjax, 2 devices, tile 64": (partial(prefill, 2, 64), ""),
+    "kbjax, 2 devices, tile 128": (partial(prefill, 2, 128), ">= 0.60"),
+    "kbjax, 2 devices, tile 256": (partial(prefill, 2, 256), ""),
+    "kbjax, 2 devices, tile 128, prefetched": (partial(prefill, 2, 128, 2), ""),
+    "kbjax, no mesh, tile 128": (prefill_of_host, ""),
+    "kbjax, 1 device, tile 128": (partial(prefill, 1, 128), ""),
+    "hand-written, 2 devices, tile 64": (partial(hand_written_prefill, 2, 64), ""),
+    "hand-written, 2 devices, tile 128": (partial(hand_written_prefill, 2, 128), ""),
+    "hand-written, 2 devices, tile 256": (partial(hand_written_prefill, 2, 256), ""),
+    "hand-written, 1 device, tile 128": (partial(hand_written_prefill, 1, 128), ""),
+}
+
+
+def rates(repeats: int) -> Table:
+    """GFLOP/s, and GFLOP a second of CPU time, of medians; each over the best rate of
+    a product."""
+    work = products()
+    largest = list(work)
+    work |= {name: (make(), FLOPS) for name, (make, _) in PREFILLS.items()}
+    for run, _ in work.values():  # compile and warm up
+        jax.block_until_ready(run())
+    times = in_turn({name: run for name, (run, _) in work.items()}, repeats)
+    peak, peak_cpu = (
+        max(work[n][1] / min(t[of] for t in times[n]) for n in largest) for of in (0, 1)
+    )
+    table = Table(
+        "prefill rate", "asked", "ms", "GFLOP/s", "/ product", "GFLOP/CPU s",
+        "/ product", title=f"product: {peak / 1e9:.0f} GFLOP/s",
+    )  # fmt: skip
+    for name, (_, flops) in work.items():
+        wall, cpu = (statistics.median(t[of] for t in times[name]) for of in (0, 1))
+        table.add_row(
+            name,
+            PREFILLS[name][1] if name in PREFILLS else "",
+            f"{wall * 1e3:.1f}",
+            f"{flops / wall / 1e9:.0f}",
+            f"{flops / wall / peak:.2f}",
+            f"{flops / cpu / 1e9:.0f}",
+            f"{flops / cpu / peak_cpu:.2f}",
+        )
+    return table
+
+
 def main(
     repeats: Annotated[int, typer.Option(min=1)] = 15,
     only: Annotated[str, typer.Option(help="a part of the names to measure")] = "",
@@ -228,9 +352,11 @@ def main(
             table.add_row(name, asked, *compared(*make(), repeats))
     console = Console(width=115)
     sizes = [grids(repeats, n) for n in (1, 2)] if only in "softmax grids" else []
+    sizes += [rates(repeats)] if only in "prefill rate" else []
     console.print(f"cores for two threads: {before:.2f} before, {cores():.2f} after")
     for shown in (table, *sizes):
-        console.print(shown)
+        if shown.row_count:
+            console.print(shown)
 
 
 if __name__ == "__main__":
