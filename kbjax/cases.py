@@ -155,16 +155,23 @@ def _relative_error(output: Any, want: np.ndarray) -> float:
 _TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def tolerance(dtype: str) -> float:
+def tolerance(dtype: str, *exact: str) -> float:
     """The largest error of a kernel that accumulates in float32 and gives `dtype`: two
     units in the last place of the output, and for float32 the rounding of long sums.
 
+    Args:
+      dtype: of the inputs.
+      exact: dtypes besides floats that the kernel takes, and sums without an error.
+
     Raises:
-      DTypeError: for a dtype that is no float.
+      DTypeError: for any other dtype.
     """
+    if dtype in exact:
+        return 0.0
     if dtype not in _TOLERANCE:
         raise errors.DTypeError(
-            f"the kernel does not come in {dtype}", allowed=", ".join(_TOLERANCE)
+            f"the kernel does not come in {dtype}",
+            allowed=", ".join([*_TOLERANCE, *exact]),
         )
     return _TOLERANCE[dtype]
 
