@@ -176,6 +176,19 @@ def tolerance(dtype: str, *exact: str) -> float:
     return _TOLERANCE[dtype]
 
 
+def shard(what: str, whole: int, by: str, parts: int) -> int:
+    """whole / parts.
+
+    Raises:
+      ShapeError: where that is no whole number, naming both.
+    """
+    if whole % parts:
+        raise errors.ShapeError(
+            f"{what} is a multiple of {by}", got=f"{what} {whole} and {by} {parts}"
+        )
+    return whole // parts
+
+
 def _fill_normal(elements: np.ndarray, rng: np.random.Generator) -> None:
     for start in range(0, elements.size, 1 << 22):
         part = elements[start : start + (1 << 22)]

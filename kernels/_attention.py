@@ -77,15 +77,17 @@ def merge(tl: Any, state: Running, other: Running) -> None:
 class Tiles:
     """Tiles of keys and values, loaded where they are used."""
 
-    def __init__(self, tl: Any, k: Any, v: Any, tile: int) -> None:
-        """k, v: (S, D), in HBM; rows past the end are loaded as 0."""
-        self.tl, self.k, self.v, self.tile = tl, k, v, tile
+    def __init__(self, tl: Any, k: Any, v: Any, tile: int, pages: Any = None) -> None:
+        """k, v: (S, D), in HBM. With `pages`, a tile of int32, they are pools of pages,
+        (pages, tile, D), and tile j is page pages[j] of them. What does not exist is
+        loaded as 0."""
+        self.tl, self.k, self.v, self.tile, self.pages = tl, k, v, tile, pages
 
     def ahead(self, j: Any) -> None:
         """Begin the loads that are due at tile j."""
 
     def keys(self, j: Any) -> Any:
-        """(tile, D): keys j * tile and on."""
+        """(tile, D): the keys of tile j."""
         return self.tl.load(self._rows(self.k, j), other=0.0)
 
     def values(self, j: Any) -> Any:
@@ -93,6 +95,8 @@ class Tiles:
         return self.tl.load(self._rows(self.v, j), other=0.0)
 
     def _rows(self, array: Any, j: Any) -> Any:
+        if self.pages is not None:
+            return array[self.pages[self.tl.ds(j, 1)]]
         return array[self.tl.ds(j * self.tile, self.tile), :]
 
 
@@ -109,11 +113,12 @@ class Prefetched(Tiles):
         depth: int,
         count: Any,
         first: Any = 0,
+        pages: Any = None,
     ) -> None:
-        super().__init__(tl, k, v, tile)
+        super().__init__(tl, k, v, tile, pages)
         self.depth, self.count = depth, count
         self.buffers = [
-            (tl.circular_buffer(depth, (tile, x.shape[1]), x.dtype), x) for x in (k, v)
+            (tl.circular_buffer(depth, (tile, x.shape[-1]), x.dtype), x) for x in (k, v)
         ]
         for n in range(depth - 1):
             self._push(first + n)
@@ -134,13 +139,20 @@ class Prefetched(Tiles):
 
 
 def tiles(
-    tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any, first: Any = 0
+    tl: Any,
+    k: Any,
+    v: Any,
+    tile: int,
+    buffers: int,
+    count: Any,
+    first: Any = 0,
+    pages: Any = None,
 ) -> Tiles:
-    """Tiles `first` to `count` - 1 of k and v, (S, D) in HBM, with `buffers` slots for
-    each."""
+    """Tiles `first` to `count` - 1 of k and v, in HBM, with `buffers` slots for each;
+    `pages` as of `Tiles`."""
     if buffers == 1:
-        return Tiles(tl, k, v, tile)
-    return Prefetched(tl, k, v, tile, buffers, count, first)
+        return Tiles(tl, k, v, tile, pages)
+    return Prefetched(tl, k, v, tile, buffers, count, first, pages)
 
 
 def attend(
