@@ -128,8 +128,18 @@ def flash_hbm_round_trip(
     Args:
       tile: keys that are worked on together.
       scoped: give the result of each op back; without, it overflows soon.
+
+    Raises:
+      ShapeError: where the workspace has no room for a tile's scores.
     """
     (group, dim), context = q.shape, k.shape[0]
+    room = tile + work.shape[1] - sum(widths(dim, tile).values())
+    if tile > room:
+        raise kb.ShapeError(
+            "the workspace has no room for the scores of a tile",
+            got=f"{tile} keys",
+            allowed=f"up to {room}",
+        )
     qh = tl.load(q)
     at = Workspace(tl, work, k, dim, tile, scoped)
     with at.scope("start"):

@@ -135,9 +135,15 @@ def test_a1_runs_from_the_command_line() -> None:
     assert CliRunner().invoke(cli.app, ["run", A1, *sizes]).exit_code == 0
 
 
-def test_a1_refuses_a_flag_that_is_none() -> None:
+def test_a1_says_what_it_does_not_take() -> None:
+    """A flag that is none, and a tile that the workspace was not made for."""
     with pytest.raises(kb.DTypeError, match="scoped"):
         small(scoped=1)
+    case = small(num_pes=1)
+    plan = case.call.plan(*case.inputs.specs, vary=["tile"])
+    reasons = {each.value: each.reason for each in plan.candidates}
+    assert reasons[64] == ""
+    assert "Got 128 keys. Allowed: up to 64" in reasons[128]
 
 
 # --- cases of several outputs --------------------------------------------------------
