@@ -85,6 +85,7 @@ WAYS = {
     "A1 bare": Way(
         "temporaries in HBM, no scope", "flash_hbm_round_trip", {"scoped": False}
     ),
+    "A2": Way("a composite, 2 buffers", "flash_composite"),
     "A3 4 MiB": Way("no scope, a larger budget", "flash_unscoped", _ROWS, 4),
     "A3 16 MiB": Way("no scope, a larger budget", "flash_unscoped", _ROWS, 16),
     "scoped": Way("a scope a tile", "gqa_decode"),
@@ -346,7 +347,7 @@ def _line(panel: Any, rows: list[Row], figure: Any, **style: Any) -> None:
 
 def main(
     small: Annotated[
-        bool, typer.Option("--small", help="up to 4,096 tokens: a few seconds")
+        bool, typer.Option("--small", help="up to 2,048 tokens: a few seconds")
     ] = False,
     max_context: Annotated[int, typer.Option(min=LEAST, help="the largest")] = 1 << 20,
     tile: Annotated[int, typer.Option(min=1, help="keys a tile")] = 128,
@@ -367,7 +368,7 @@ def main(
     try:
         if plot:
             figure_of(plot)  # refused before the work, not after
-        contexts = contexts_up_to(min(max_context, 4_096) if small else max_context)
+        contexts = contexts_up_to(min(max_context, 2_048) if small else max_context)
         rows = study(contexts, tile, named(hardware), run)
         if csv_file:
             write_csv(rows, csv_file)
