@@ -259,7 +259,7 @@ def test_a_wrong_output_is_told(rows: list[Any]) -> None:
         assert replace(rows[0], error=error, tolerance=4e-6).is_wrong == wrong
 
 
-@pytest.mark.parametrize("tile", [100, 300])
+@pytest.mark.parametrize("tile", [100, 300, 1000])
 def test_the_bisection_finds_the_first_multiple_that_does_not_fit(tile: int) -> None:
     for name, most in (("unscoped", 2000), ("A1 bare", 2000), ("unscoped", 99)):
         way, on = study.WAYS[name], kb.Hardware()
