@@ -71,7 +71,7 @@ class Composites(Transfers):
     """The `tl.composite` of a kernel."""
 
     def composite(
-        self, kind: str, /, *operands: Any, tile: object = None, **options: Any
+        self, kind: str = "", /, *operands: Any, tile: object = None, **options: Any
     ) -> None:
         """Run a whole algorithm on HBM views.
 
@@ -100,9 +100,10 @@ class Composites(Transfers):
         row = TABLE.get(kind)
         if row is None:
             raise errors.KernelError(
-                f"there is no composite {kind!r}",
+                "composite takes the name of what it runs first",
                 site=site,
-                allowed=", ".join(map(repr, TABLE)),
+                got=repr(kind),
+                allowed=", ".join(f"composite({name!r}, ...)" for name in TABLE),
                 remedy=f"The nearest is {ranges.nearest(str(kind), TABLE)!r}",
             )
         allowed = {*row.options, *row.by_name}

@@ -17,6 +17,7 @@ import numpy as np
 import kbjax as kb
 
 NEGATIVE_INFINITY = float("-inf")
+RUN = 64  # tiles whose sums are made for themselves
 
 
 class Running(NamedTuple):
@@ -72,6 +73,26 @@ def merge(tl: Any, state: Running, other: Running) -> None:
     tl.copy_to(state.l, state.l * mine + other.l * theirs)
     tl.copy_to(state.acc, state.acc * mine + other.acc * theirs)
     tl.copy_to(state.m, m_new)
+
+
+def in_runs(
+    tl: Any, state: Running, count: int, sweep: Callable[[Running, Any, Any], None]
+) -> None:
+    """Fold tiles 0 to `count` - 1 into the state. The error of a float32 sum grows with
+    the root of what is added one after the other: of more than RUN tiles, runs of so
+    many have a state each, which is merged into that of all.
+
+    Args:
+      sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1.
+    """
+    runs = count // RUN if count > RUN else 0
+    for i in tl.range(runs):
+        with tl.scratch_scope("run"):
+            part = start(tl, *state.acc.shape)
+            sweep(part, i * RUN, (i + 1) * RUN)
+            merge(tl, state, part)
+    if count > runs * RUN:
+        sweep(state, runs * RUN, count)
 
 
 class Tiles:

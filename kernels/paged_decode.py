@@ -52,10 +52,9 @@ def paged_decode(
         rows = tl.ds(h * group, group)
         with tl.scratch_scope("head"):
             qh = tl.load(q[rows, :])
-            tiles = attention.tiles(
-                tl, k[:, h], v[:, h], page, buffers, count, pages=pages
-            )
-            out = ragged_decode.sweep(tl, qh, tiles, count, valid)
+            pools = k[:, h], v[:, h]
+            tiles = partial(attention.tiles, tl, *pools, page, buffers, pages=pages)
+            out = ragged_decode.attend(tl, qh, tiles, page, count, valid)
             tl.store(o[rows, :], out.to(o.dtype))
 
 

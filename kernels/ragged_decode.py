@@ -15,6 +15,7 @@ room of S keys, and all take the time of the longest sequence that fits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,24 +48,42 @@ def ragged_decode(
         rows = tl.ds(h * group, group)
         with tl.scratch_scope("head"):
             qh = tl.load(q[rows, :])
-            tiles = attention.tiles(tl, k[h], v[h], tile, buffers, count)
-            tl.store(o[rows, :], sweep(tl, qh, tiles, count, valid).to(o.dtype))
+            tiles = partial(attention.tiles, tl, k[h], v[h], tile, buffers)
+            out = attend(tl, qh, tiles, tile, count, valid)
+            tl.store(o[rows, :], out.to(o.dtype))
 
 
-def sweep(tl: Any, q: Any, tiles: attention.Tiles, count: int, valid: Any) -> Any:
+def attend(
+    tl: Any,
+    q: Any,
+    tiles_of: Callable[..., attention.Tiles],
+    tile: int,
+    count: int,
+    valid: Any,
+) -> Any:
     """(G, D) float32: attention of q, (G, D), to the first `valid`, (1,) int32, of the
-    keys in `count` tiles. What the others hold does not matter."""
+    keys in `count` tiles. What the others hold does not matter.
+
+    Args:
+      tiles_of: ``tiles_of(end, first)``: tiles `first` to `end` - 1.
+      tile: keys in each.
+    """
     group, dim = q.shape
-    position = tl.arange(tiles.tile)
+    position = tl.arange(tile)
+
+    def sweep(state: attention.Running, first: Any, end: Any) -> None:
+        tiles = tiles_of(end, first)
+        for j in tl.range(first, end):
+            with tl.scratch_scope("keys"):
+                tiles.ahead(j)
+                here = position < valid - j * tile
+                s = tl.dot(q, tl.trans(tiles.keys(j))) * dim**-0.5
+                s = tl.where(here[None, :], s, attention.NEGATIVE_INFINITY)
+                values = tl.where(here[:, None], tiles.values(j), 0.0)
+                attention.fold(tl, state, s, values)
+
     state = attention.start(tl, group, dim)
-    for j in tl.range(count):
-        with tl.scratch_scope("keys"):
-            tiles.ahead(j)
-            here = position < valid - j * tiles.tile
-            s = tl.dot(q, tl.trans(tiles.keys(j))) * dim**-0.5
-            s = tl.where(here[None, :], s, attention.NEGATIVE_INFINITY)
-            values = tl.where(here[:, None], tiles.values(j), 0.0)
-            attention.fold(tl, state, s, values)
+    attention.in_runs(tl, state, count, sweep)
     return attention.finish(tl, state)
 
 

@@ -187,7 +187,7 @@ def function_with_a_name(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.exp(tl.load(x), name="e")  # <-
 
 
-@mistake(kb.KernelError, "no composite 'gem'", "'gemm', 'flash'", "nearest is 'gemm'")
+@mistake(kb.KernelError, "takes the name", "Got 'gem'", "nearest is 'gemm'")
 def no_such_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("gem", x, x, o)  # <-
 
