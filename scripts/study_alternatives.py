@@ -19,7 +19,7 @@ Shown are:
 - latency: of the op_log, in us, on the hardware that is named.
 - DMA bytes: loaded and stored.
 - overflows at: the smallest multiple of the tile that does not fit, found by bisection
-  over the multiples up to the largest context.
+  over the multiples up to the largest context (rounded up to one).
 - limited by: as the op_log's summary says, at the largest context that is shown and
   fits; with it the DMA's share of the latency and of the op_log's rows.
 
@@ -142,14 +142,14 @@ def contexts_up_to(most: int) -> list[int]:
 
 
 def first_overflow(way: Way, tile: int, hardware: Hardware, most: int) -> int | None:
-    """The smallest multiple of the tile, up to the context `most`, that does not fit;
-    None where there is none. Scratch does not shrink as the context grows."""
+    """The smallest multiple of the tile that does not fit, up to the context `most`
+    rounded up to one; None where all fit. Scratch does not shrink with the context."""
 
     def overflows(tiles: int) -> bool:
         case = way.case(tiles * tile, tile, hardware)
         return not case.call.plan(*case.inputs.specs, vary=[]).fits
 
-    multiples = range(1, most // tile + 1)
+    multiples = range(1, -(-most // tile) + 1)
     found = bisect.bisect_left(multiples, True, key=overflows)
     return multiples[found] * tile if found < len(multiples) else None
 

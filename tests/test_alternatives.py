@@ -268,7 +268,8 @@ def test_the_bisection_finds_the_first_multiple_that_does_not_fit(tile: int) -> 
             case = way.case(context, tile, on)
             return case.call.plan(*case.inputs.specs, vary=[]).fits
 
-        over = [n for n in range(tile, most + 1, tile) if not fits(n)]
+        multiples = range(tile, most + tile, tile)  # the last is `most` or just past it
+        over = [n for n in multiples if not fits(n)]
         want = over[0] if over else None
         assert study.first_overflow(way, tile, on, most) == want
 
