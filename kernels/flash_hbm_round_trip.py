@@ -4,8 +4,9 @@ Each PE owns one KV head and the `group` query heads that share it, as in `gqa_d
 
     o[g] = sum_s softmax_s(q[g] . k[s] / sqrt(D)) v[s]
 
-The online softmax is that of `gqa_decode`, op for op. What an op makes goes to a
-workspace in HBM at once, and the op that uses it brings it back into a tile that was
+The online softmax is that of `gqa_decode`, op for op, in one run over all tiles (which
+`gqa_decode` splits where there are more than `attention.RUN`). What an op makes goes to
+a workspace in HBM at once, and the op that uses it brings it back into a tile that was
 allocated before the sweep: the scores (group, tile), the running m, l (group, 1) and
 acc (group, D) and all that is between them. A transpose, cast or comparison goes with
 the op that it feeds.

@@ -241,6 +241,7 @@ def test_unscoped_overflows_where_it_must(rows: list[Any], budget: int) -> None:
 
 
 def test_scopes_never_overflow(rows: list[Any]) -> None:
+    """Peaks are equal: `gqa_decode` splits only sweeps of more than 64 tiles."""
     for name in ("A1", "A2", "scoped", "prefetch"):
         mine = [row for row in rows if row.way == name]
         assert len({row.peak_scratch_bytes for row in mine}) == 1
