@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kbjax import errors, expr, ranges
 from kbjax.allocator import Arena
 from kbjax.blocks import ScopeGuard
 from kbjax.expr import Var
 from kbjax.program import TensorSpec
 from kbjax.recorder import Recorder
+from kbjax.refs import HbmRef, Span
 from kbjax.site import ScopeLine, Site
 from kbjax.transfers import Transfers
 from kbjax.views import HbmTensor, HbmView
@@ -97,7 +100,7 @@ class Composites(Transfers):
           ScratchOverflowError: where no tile fits.
         """
         site = self._recorder.enter_call()
-        row = TABLE.get(kind)
+        row = TABLE.get(kind) if isinstance(kind, str) else None
         if row is None:
             raise errors.KernelError(
                 "composite takes the name of what it runs first",
@@ -119,14 +122,21 @@ class Composites(Transfers):
         views |= {n: options.pop(n) for n in row.by_name if options.get(n) is not None}
         sizes = self._sizes(kind, row, views, site)
         options = {"buffers": 2, **options}
+        if not _is_count(options["buffers"]):
+            raise errors.ShapeError(
+                "buffers is a number of tiles",
+                site=site,
+                got=repr(options["buffers"]),
+                allowed=">= 1",
+            )
         try:
             with ScopeGuard(self._recorder, ScopeLine(f"composite {kind}", site)):
                 options |= self._tiles(kind, row, views, sizes, tile, options, site)
                 _run(self, row, views, options)
         except errors.KbjaxError as error:
-            if error.site is None:  # of the kernel's options, which are the caller's
-                raise error.at(site).with_traceback(None) from None
-            raise
+            if isinstance(error, errors.ScratchOverflowError):
+                raise  # says which tile of the kernel, and in which scopes it is
+            raise error.at(site).with_traceback(None) from None
 
     def _sizes(
         self, kind: str, row: Composite, views: Mapping[str, Any], site: Site
@@ -137,10 +147,26 @@ class Composites(Transfers):
           MemorySpaceError, ShapeError, OutOfBoundsError: for views that do not fit.
         """
         op, sizes = f"composite {kind!r}", dict[str, int]()
+        *_, output = row.operands
         for view in views.values():
             self._require_hbm(op, view)
+            if view.pointers:
+                raise errors.OutOfBoundsError(
+                    f"{op} of {view.spec.name} starts where data says, perhaps outside",
+                    site=site,
+                    got=str(view),
+                    allowed="places that are known when the kernel is recorded",
+                )
             self._proven(op, view, "Take a view that lies inside", fill=False)
-        self._require_writable(op, views[[*row.operands][-1]], site)
+        self._require_writable(op, views[output], site)
+        for name, view in views.items():
+            if name != output and self._may_overlap(view.ref, views[output].ref):
+                raise errors.KernelError(
+                    f"{op} writes its output where it may still read {name}",
+                    site=site,
+                    got=f"{view} and {views[output]}",
+                    remedy="Give it an output of its own",
+                )
         by_operand = row.operands
         if _is_one_head(row, views):
             sizes["G"] = 1
@@ -181,9 +207,8 @@ class Composites(Transfers):
           ShapeError: for a `tile` that is none.
         """
         if tile is not None:
-            each = tile if isinstance(tile, tuple) else (tile,) * len(row.tiles)
-            good = all(type(size) is int and size > 0 for size in each)
-            if len(each) != len(row.tiles) or not good:
+            each = tile if isinstance(tile, tuple | list) else (tile,) * len(row.tiles)
+            if len(each) != len(row.tiles) or not all(map(_is_count, each)):
                 raise errors.ShapeError(
                     f"composite {kind!r} takes a tile's sizes",
                     site=site,
@@ -191,7 +216,7 @@ class Composites(Transfers):
                     allowed=f"{len(row.tiles)} positive integers, of "
                     f"{', '.join(row.tiles.values())}, or one for all",
                 )
-            return dict(zip(row.tiles, each, strict=True))
+            return dict(zip(row.tiles, map(int, each), strict=True))
         defaults = inspect.signature(row.function()).parameters
         largest = {
             name: min(defaults[name].default, 1 << (sizes[axis] - 1).bit_length())
@@ -202,6 +227,18 @@ class Composites(Transfers):
             if self._fits(row, views, {**options, **tiles}):
                 break
         return tiles  # where none fits, recording with the smallest says so
+
+    def _may_overlap(self, a: HbmRef, b: HbmRef) -> bool:
+        """Whether both name an element, in the iterations that run now."""
+
+        def ends_before(one: Span, other: Span) -> bool:
+            end = expr.add(one.start, expr.const(one.size))
+            return self._recorder.domain.violation(end, other.start) is None
+
+        return a.slot == b.slot and not any(
+            ends_before(one, other) or ends_before(other, one)
+            for one, other in zip(a.spans, b.spans, strict=True)
+        )
 
     def _fits(
         self, row: Composite, views: Mapping[str, Any], options: Mapping[str, Any]
@@ -241,6 +278,11 @@ def _is_one_head(row: Composite, views: Mapping[str, Any]) -> bool:
     """Whether the axis of heads is left out, of the first operand."""
     first, axes = next(iter(row.operands.items()))
     return "G" in axes and len(views[first].shape) == len(axes) - 1
+
+
+def _is_count(value: object) -> bool:
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return integer and value > 0  # type: ignore[operator]
 
 
 class _OneHead:

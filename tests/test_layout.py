@@ -90,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "program",
         "ranges",
         "recorder",
+        "refs",
         "site",
         "transfers",
         "views",

@@ -230,3 +230,9 @@ def rows_of_a_narrower_alias(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.OutOfBoundsError, "12 elements", "Take a view that lies inside")
 def view_that_leaves_its_tensor(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", x, x[tl.ds(0, 12)], x[tl.ds(0, 12)], o)  # <-
+
+
+@mistake(kb.OutOfBoundsError, "starts where data says", "composite 'flash' of x")
+def composite_where_data_says(tl: Any, x: Any, n: Any, o: Any) -> None:
+    keys = x[tl.ds(tl.sum(tl.load(n)), 4), :]
+    tl.composite("flash", x, keys, keys, o)  # <-

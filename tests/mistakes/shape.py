@@ -444,3 +444,8 @@ def tile_of_nothing(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.ShapeError, "window is a number of keys", "Got -1")
 def option_out_of_range(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", x, x, x, o, window=-1)  # <-
+
+
+@mistake(kb.ShapeError, "buffers is a number of tiles", "Got '2'", ">= 1")
+def buffers_of_a_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x, x, o, buffers="2")  # <-

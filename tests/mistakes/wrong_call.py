@@ -205,3 +205,8 @@ def option_of_another_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.KernelError, "to the input x", "input_output_aliases")
 def output_that_is_an_input(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", x, x, x, x)  # <-
+
+
+@mistake(kb.KernelError, "where it may still read a", "an output of its own")
+def composite_in_place(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", o[:4, :], x[:4, :], o[2:6, :])  # <-
