@@ -39,7 +39,9 @@ from kbjax.tensors import Key, TensorArguments, key_of
 from kbjax.views import HbmTensor
 
 # Whose sizes a plan varies by itself; up to how large, where not by the tensors' sizes.
-TILE_OPTIONS = {"tile": None, "block": None, "buffers": 8}
+TILE_OPTIONS = dict.fromkeys(["tile", "block", "tile_m", "tile_n", "tile_k"]) | {
+    "buffers": 8
+}
 
 
 class KernelCall:

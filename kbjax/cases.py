@@ -104,13 +104,14 @@ class Case:
       call: the kernel with its outputs, PEs and hardware.
       inputs: what the arrays are drawn from.
       reference: the output in float64 from the arrays as NumPy has them, computed
-        without kbjax and without JAX.
+        without kbjax and without JAX; a tuple where several outputs have one, the
+        first of them.
       tolerance: largest error allowed, relative to the largest reference element.
     """
 
     call: KernelCall
     inputs: Inputs
-    reference: Callable[..., np.ndarray]
+    reference: Callable[..., np.ndarray | tuple[np.ndarray, ...]]
     tolerance: float
 
     @cached_property
@@ -119,33 +120,73 @@ class Case:
         return self.inputs.arrays()
 
     def error_of(self, output: Any) -> float:
-        """max |output - reference| / max |reference|; NaN where either has one."""
+        """max |output - reference| / max |reference|; NaN where either has one.
+
+        Of several outputs, a tuple, the largest error. Those past the last reference
+        are workspace, and may hold anything.
+
+        Raises:
+          ShapeError: where an output and its reference differ in shape, or there are
+            more references than outputs.
+        """
         want = self.reference(*map(np.asarray, self.arrays))
-        got = np.asarray(output).astype(np.float64)
-        if got.shape != want.shape:
+        wanted = want if isinstance(want, tuple) else (want,)
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        if len(wanted) > len(outputs):
             raise errors.ShapeError(
-                "the output and the reference differ in shape",
-                got=f"{got.shape} and {want.shape}",
+                "there are more references than outputs",
+                got=f"{len(wanted)} and {len(outputs)}",
             )
-        scale = float(np.max(np.abs(want), initial=0.0)) or 1.0
-        return float(np.max(np.abs(got - want), initial=0.0)) / scale
+        found = map(_relative_error, outputs, wanted)  # as many as references
+        return float(np.max([*found], initial=0.0))  # NaN wins
+
+
+def _relative_error(output: Any, want: np.ndarray) -> float:
+    got = np.asarray(output).astype(np.float64)
+    if got.shape != want.shape:
+        raise errors.ShapeError(
+            "the output and the reference differ in shape",
+            got=f"{got.shape} and {want.shape}",
+        )
+    scale = float(np.max(np.abs(want), initial=0.0)) or 1.0
+    return float(np.max(np.abs(got - want), initial=0.0)) / scale
 
 
 _TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def tolerance(dtype: str) -> float:
+def tolerance(dtype: str, *exact: str) -> float:
     """The largest error of a kernel that accumulates in float32 and gives `dtype`: two
     units in the last place of the output, and for float32 the rounding of long sums.
 
+    Args:
+      dtype: of the inputs.
+      exact: dtypes besides floats that the kernel takes, and sums without an error.
+
     Raises:
-      DTypeError: for a dtype that is no float.
+      DTypeError: for any other dtype.
     """
+    if dtype in exact:
+        return 0.0
     if dtype not in _TOLERANCE:
         raise errors.DTypeError(
-            f"the kernel does not come in {dtype}", allowed=", ".join(_TOLERANCE)
+            f"the kernel does not come in {dtype}",
+            allowed=", ".join([*_TOLERANCE, *exact]),
         )
     return _TOLERANCE[dtype]
+
+
+def shard(what: str, whole: int, by: str, parts: int) -> int:
+    """whole / parts.
+
+    Raises:
+      ShapeError: where that is no whole number, naming both.
+    """
+    if whole % parts:
+        raise errors.ShapeError(
+            f"{what} is a multiple of {by}", got=f"{what} {whole} and {by} {parts}"
+        )
+    return whole // parts
 
 
 def _fill_normal(elements: np.ndarray, rng: np.random.Generator) -> None:

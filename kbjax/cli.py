@@ -316,6 +316,8 @@ def _report(
         seconds[step] = time.perf_counter() - start
         return result
 
+    import jax
+
     from kbjax import cases
 
     case = cases.make(kernel, hardware=hardware, **sizes)
@@ -328,7 +330,7 @@ def _report(
         return case.call(*case.arrays)
 
     output = timed(
-        "executing (with compilation)", lambda: execute().block_until_ready()
+        "executing (with compilation)", lambda: jax.block_until_ready(execute())
     )
     error = timed("comparing with float64", lambda: case.error_of(output))
     summary = log.summary()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kbjax import dtypes, errors, expr, index, ops, surface, views
 from kbjax.blocks import RolledRange, ScopeGuard
 from kbjax.buffers import CircularBuffer
+from kbjax.composites import Composites
 from kbjax.emitter import shown
 from kbjax.futures import LoadFuture, SendFuture
 from kbjax.handle import BINARY_OPERATORS, TensorHandle
@@ -20,10 +21,9 @@ from kbjax.index import Index
 from kbjax.program import CopyCmd
 from kbjax.refs import Scalar
 from kbjax.site import ScopeLine, Site
-from kbjax.transfers import Transfers
 
 
-class TLContext(Transfers):
+class TLContext(Composites):
     """The kernel's first argument. One method a Triton-like operation."""
 
     if TYPE_CHECKING:  # the methods made from the op table

@@ -209,6 +209,15 @@ class Emitter:
                 else "Pass a kernel argument or a slice of one",
             )
 
+    def _require_writable(self, op: str, view: HbmView, site: Site) -> None:
+        if view.ref.slot not in self._writable:
+            raise errors.KernelError(
+                f"{op} to the input {view.spec.name}",
+                site=site,
+                remedy="Store to an output, or alias the input to one with "
+                "input_output_aliases",
+            )
+
     def _proven(self, op: str, view: HbmView, remedy: str, fill: bool) -> HbmRef:
         """The view with each span that is proven to lie inside marked so.
 
@@ -259,7 +268,7 @@ class Emitter:
             got=f"{span.size} elements from {start} along axis {axis} of "
             f"{type_text(view.spec.shape, view.spec.dtype)}",
             allowed=f"elements {low} to {high}, end excluded",
-            remedy=f"Pass {remedy} to say what happens past the end",
+            remedy=remedy,
         )
 
     def _allocate(

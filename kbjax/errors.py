@@ -42,6 +42,12 @@ class KbjaxError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
 
+    def at(self, site: Site) -> KbjaxError:
+        """The same error, said of this line."""
+        self.site = site
+        self.args = (self._message(),)
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Plain types, for JSON: the message, and the fields that it is made of."""
         return {

@@ -101,7 +101,7 @@ class Machine:
             elif isinstance(item, Loop):
                 yield from self._loop(item, iteration)
             elif isinstance(item, RecvCmd):
-                while (arrival := self.mail.arrival(self.pe, item.offset)) is None:
+                while (arrival := self.mail.take(self.pe, item.offset)) is None:
                     yield
                 self._receive(self._position[id(item)], arrival, iteration)
             else:

@@ -36,7 +36,7 @@ class Mail:
         """Send to PE (pe + offset) % n."""
         self._boxes[(pe + offset) % self.num_pes, offset].append(sent)
 
-    def arrival(self, pe: int, offset: int) -> Sent | None:
+    def take(self, pe: int, offset: int) -> Sent | None:
         """Take the next message that was sent to the PE with the offset; None, and
         nothing taken, where it has not been sent yet."""
         box = self._boxes[pe, offset]

@@ -25,6 +25,7 @@ _CARRIED = {
     "load_async": "; tl.circular_buffer carries loads from one to the next",
     "push": ", or take the tile with the buffer's pop()",
 }
+_PAST_THE_END = "Pass {} to say what happens past the end"
 
 
 class Transfers(Aliases):
@@ -98,13 +99,7 @@ class Transfers(Aliases):
         """
         site = self._recorder.enter_call()
         self._require_hbm("store", view)
-        if view.ref.slot not in self._writable:
-            raise errors.KernelError(
-                f"store to the input {view.spec.name}",
-                site=site,
-                remedy="Store to an output, or alias the input to one with "
-                "input_output_aliases",
-            )
+        self._require_writable("store", view, site)
         src = self._read("store", tile, site)
         if src.shape != view.shape:
             raise errors.ShapeError(
@@ -126,7 +121,8 @@ class Transfers(Aliases):
                 got=str(view),
                 allowed="places that are known when the kernel is recorded",
             )
-        ref = self._proven("store", view, "boundary_check=True", fill=boundary_check)
+        remedy = _PAST_THE_END.format("boundary_check=True")
+        ref = self._proven("store", view, remedy, fill=boundary_check)
         self._emit(StoreCmd(view=ref, src=src, **self._now(site)))
 
     # --- circular buffers ------------------------------------------------------------
@@ -342,7 +338,8 @@ class Transfers(Aliases):
                 got=str(view),
                 remedy="Pass other= to say what is loaded there",
             )
-        ref = self._proven(op, view, "other=", fill=other is not None)
+        remedy = _PAST_THE_END.format("other=")
+        ref = self._proven(op, view, remedy, fill=other is not None)
         if 0 in ref.shape:
             raise errors.ShapeError(
                 f"{op} of an empty view: a tile has at least one element",

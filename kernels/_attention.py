@@ -17,6 +17,7 @@ import numpy as np
 import kbjax as kb
 
 NEGATIVE_INFINITY = float("-inf")
+RUN = 64  # tiles whose sums are made for themselves
 
 
 class Running(NamedTuple):
@@ -74,18 +75,40 @@ def merge(tl: Any, state: Running, other: Running) -> None:
     tl.copy_to(state.m, m_new)
 
 
+def in_runs(
+    tl: Any, state: Running, count: int, sweep: Callable[[Running, Any, Any], None]
+) -> None:
+    """Fold tiles 0 to `count` - 1 into the state. The error of a float32 sum grows with
+    the root of what is added one after the other: of more than RUN tiles, runs of so
+    many have a state each, which is merged into that of all.
+
+    Args:
+      sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1.
+    """
+    runs = count // RUN if count > RUN else 0
+    for i in tl.range(runs):
+        with tl.scratch_scope("run"):
+            part = start(tl, *state.acc.shape)
+            sweep(part, i * RUN, (i + 1) * RUN)
+            merge(tl, state, part)
+    if count > runs * RUN:
+        sweep(state, runs * RUN, count)
+
+
 class Tiles:
     """Tiles of keys and values, loaded where they are used."""
 
-    def __init__(self, tl: Any, k: Any, v: Any, tile: int) -> None:
-        """k, v: (S, D), in HBM; rows past the end are loaded as 0."""
-        self.tl, self.k, self.v, self.tile = tl, k, v, tile
+    def __init__(self, tl: Any, k: Any, v: Any, tile: int, pages: Any = None) -> None:
+        """k, v: (S, D), in HBM. With `pages`, a tile of int32, they are pools of pages,
+        (pages, tile, D), and tile j is page pages[j] of them. What does not exist is
+        loaded as 0."""
+        self.tl, self.k, self.v, self.tile, self.pages = tl, k, v, tile, pages
 
     def ahead(self, j: Any) -> None:
         """Begin the loads that are due at tile j."""
 
     def keys(self, j: Any) -> Any:
-        """(tile, D): keys j * tile and on."""
+        """(tile, D): the keys of tile j."""
         return self.tl.load(self._rows(self.k, j), other=0.0)
 
     def values(self, j: Any) -> Any:
@@ -93,6 +116,8 @@ class Tiles:
         return self.tl.load(self._rows(self.v, j), other=0.0)
 
     def _rows(self, array: Any, j: Any) -> Any:
+        if self.pages is not None:
+            return array[self.pages[self.tl.ds(j, 1)]]
         return array[self.tl.ds(j * self.tile, self.tile), :]
 
 
@@ -109,11 +134,12 @@ class Prefetched(Tiles):
         depth: int,
         count: Any,
         first: Any = 0,
+        pages: Any = None,
     ) -> None:
-        super().__init__(tl, k, v, tile)
+        super().__init__(tl, k, v, tile, pages)
         self.depth, self.count = depth, count
         self.buffers = [
-            (tl.circular_buffer(depth, (tile, x.shape[1]), x.dtype), x) for x in (k, v)
+            (tl.circular_buffer(depth, (tile, x.shape[-1]), x.dtype), x) for x in (k, v)
         ]
         for n in range(depth - 1):
             self._push(first + n)
@@ -134,13 +160,20 @@ class Prefetched(Tiles):
 
 
 def tiles(
-    tl: Any, k: Any, v: Any, tile: int, buffers: int, count: Any, first: Any = 0
+    tl: Any,
+    k: Any,
+    v: Any,
+    tile: int,
+    buffers: int,
+    count: Any,
+    first: Any = 0,
+    pages: Any = None,
 ) -> Tiles:
-    """Tiles `first` to `count` - 1 of k and v, (S, D) in HBM, with `buffers` slots for
-    each."""
+    """Tiles `first` to `count` - 1 of k and v, in HBM, with `buffers` slots for each;
+    `pages` as of `Tiles`."""
     if buffers == 1:
-        return Tiles(tl, k, v, tile)
-    return Prefetched(tl, k, v, tile, buffers, count, first)
+        return Tiles(tl, k, v, tile, pages)
+    return Prefetched(tl, k, v, tile, buffers, count, first, pages)
 
 
 def attend(

@@ -30,10 +30,13 @@ def gqa_decode(
     qh = tl.load(q)
     state = attention.start(tl, group, dim)
 
+    def sweep(state: attention.Running, first: Any, end: Any) -> None:
+        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        for j in tl.range(first, end):
+            attention.attend(tl, state, qh, tiles, j)
+
     count, rest = divmod(context, tile)
-    tiles = attention.tiles(tl, k, v, tile, buffers, count)
-    for j in tl.range(count):
-        attention.attend(tl, state, qh, tiles, j)
+    attention.in_runs(tl, state, count, sweep)
     if rest:  # the last tile is a smaller one
         last = slice(count * tile, context)
         attention.attend(tl, state, qh, attention.Tiles(tl, k[last], v[last], rest), 0)

@@ -88,7 +88,7 @@ def case(
     """(m, k) x (k, n) on each PE: `num_pes` * m rows in all. int8 matrices give int32,
     which has to be exact."""
     integers = dtype == "int8"
-    allowed = 0.0 if integers else tolerance(dtype)
+    allowed = tolerance(dtype, "int8")
     positive(m=m, n=n, k=k, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
              buffers=buffers, num_pes=num_pes)  # fmt: skip
     shapes = ((m, k), (k, n))

@@ -45,15 +45,18 @@ def mla_decode(
 
     def sweep(keys: slice, tile: int, buffers: int) -> None:
         rotary, latent = cache[keys, rank:], cache[keys, :rank]
-        count = latent.shape[0] // tile
-        tiles = attention.tiles(tl, rotary, latent, tile, buffers, count)
-        for j in tl.range(count):
-            with tl.scratch_scope("keys"):
-                tiles.ahead(j)
-                r, c = tiles.keys(j), tiles.values(j)
-                s = tl.dot(q_rotary, tl.trans(r))
-                s = tl.dot(q_latent, tl.trans(c), acc=s) * scale
-                attention.fold(tl, state, s, c)
+
+        def run(state: attention.Running, first: Any, end: Any) -> None:
+            tiles = attention.tiles(tl, rotary, latent, tile, buffers, end, first)
+            for j in tl.range(first, end):
+                with tl.scratch_scope("keys"):
+                    tiles.ahead(j)
+                    r, c = tiles.keys(j), tiles.values(j)
+                    s = tl.dot(q_rotary, tl.trans(r))
+                    s = tl.dot(q_latent, tl.trans(c), acc=s) * scale
+                    attention.fold(tl, state, s, c)
+
+        attention.in_runs(tl, state, latent.shape[0] // tile, run)
 
     rest = context % tile
     sweep(slice(context - rest), tile, buffers)

@@ -15,6 +15,7 @@ room of S keys, and all take the time of the longest sequence that fits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,26 +40,51 @@ def ragged_decode(
 ) -> None:
     """length: (1,) int32, outside 0 to S it counts as the nearer of them; q: (HQ, D), k
     and v: (H, S, D), o: (HQ, D). Tiles of keys are loaded `buffers` - 1 ahead."""
-    kv_heads, room, dim = k.shape
+    kv_heads, room, _ = k.shape
     group = attention.group_size(q.shape[0], kv_heads)
     count = tl.cdiv(room, tile)
     valid = tl.clamp(tl.load(length), 0, room)
-    position = tl.arange(tile)
     for h in tl.range(kv_heads):
         rows = tl.ds(h * group, group)
         with tl.scratch_scope("head"):
             qh = tl.load(q[rows, :])
-            state = attention.start(tl, group, dim)
-            tiles = attention.tiles(tl, k[h], v[h], tile, buffers, count)
-            for j in tl.range(count):
-                with tl.scratch_scope("keys"):
-                    tiles.ahead(j)
-                    here = position < valid - j * tile
-                    s = tl.dot(qh, tl.trans(tiles.keys(j))) * dim**-0.5
-                    s = tl.where(here[None, :], s, attention.NEGATIVE_INFINITY)
-                    values = tl.where(here[:, None], tiles.values(j), 0.0)
-                    attention.fold(tl, state, s, values)
-            tl.store(o[rows, :], attention.finish(tl, state).to(o.dtype))
+            tiles = partial(attention.tiles, tl, k[h], v[h], tile, buffers)
+            out = attend(tl, qh, tiles, tile, count, valid)
+            tl.store(o[rows, :], out.to(o.dtype))
+
+
+def attend(
+    tl: Any,
+    q: Any,
+    tiles_of: Callable[..., attention.Tiles],
+    tile: int,
+    count: int,
+    valid: Any,
+) -> Any:
+    """(G, D) float32: attention of q, (G, D), to the first `valid`, (1,) int32, of the
+    keys in `count` tiles. What the others hold does not matter.
+
+    Args:
+      tiles_of: ``tiles_of(end, first)``: tiles `first` to `end` - 1.
+      tile: keys in each.
+    """
+    group, dim = q.shape
+    position = tl.arange(tile)
+
+    def sweep(state: attention.Running, first: Any, end: Any) -> None:
+        tiles = tiles_of(end, first)
+        for j in tl.range(first, end):
+            with tl.scratch_scope("keys"):
+                tiles.ahead(j)
+                here = position < valid - j * tile
+                s = tl.dot(q, tl.trans(tiles.keys(j))) * dim**-0.5
+                s = tl.where(here[None, :], s, attention.NEGATIVE_INFINITY)
+                values = tl.where(here[:, None], tiles.values(j), 0.0)
+                attention.fold(tl, state, s, values)
+
+    state = attention.start(tl, group, dim)
+    attention.in_runs(tl, state, count, sweep)
+    return attention.finish(tl, state)
 
 
 def reference(
@@ -73,6 +99,18 @@ def reference(
             q[(*pe, slice(head, head + 1))], k[cache], v[cache]
         )[0]
     return out
+
+
+def lengths(context: int, num_pes: int) -> Drawn:
+    """One of 1 to `context` tokens for each PE; of several, the last is 0."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        drawn = rng.integers(1, context, shape, np.int32, endpoint=True)
+        if num_pes > 1:
+            drawn[-1] = 0
+        return drawn
+
+    return Drawn((1,), "int32", draw)
 
 
 def case(
@@ -93,14 +131,8 @@ def case(
     positive(context=context, tile=tile, buffers=buffers, num_pes=num_pes, dim=dim)
     attention.group_size(query_heads, kv_heads)
 
-    def lengths(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        drawn = rng.integers(1, context, shape, np.int32, endpoint=True)
-        if num_pes > 1:
-            drawn[-1] = 0
-        return drawn
-
     cache = (kv_heads, context, dim)
-    shapes = (Drawn((1,), "int32", lengths), (query_heads, dim), cache, cache)
+    shapes = (lengths(context, num_pes), (query_heads, dim), cache, cache)
     call = kb.kernel_call(
         partial(ragged_decode, tile=tile, buffers=buffers),
         jax.ShapeDtypeStruct((query_heads, dim), dtype),

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
-from kbjax.kernels.ring_gqa import shard
+from kbjax.cases import Case, Inputs, positive, shard, tolerance
 
 
 def ring_all_reduce(tl: Any, x: Any, o: Any) -> None:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, positive, shard, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -225,19 +225,6 @@ def case(
         seed, num_pes, dtype, ((group, queries, dim), (keys, dim), (keys, dim))
     )
     return Case(call, inputs, partial(reference, causal=causal), allowed)
-
-
-def shard(what: str, whole: int, by: str, parts: int) -> int:
-    """whole / parts.
-
-    Raises:
-      ShapeError: where that is no whole number, naming both.
-    """
-    if whole % parts:
-        raise kb.ShapeError(
-            f"{what} is a multiple of {by}", got=f"{what} {whole} and {by} {parts}"
-        )
-    return whole // parts
 
 
 SMALL = {"context": 96, "queries": 8, "tile": 8, "block": 4, "num_pes": 3, "dim": 16,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kbjax import cases
 from tests.helpers import assert_same_bits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -35,6 +36,13 @@ def test_the_blocks_run(page: Path, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(page)):
         if not is_triton(block):
             execute(block, names, tmp_path / f"block{number}.py")
+
+
+def test_every_shipped_kernel_is_on_its_page() -> None:
+    named = re.findall(
+        r"^\| `(\w+)` \|", (DOCS / "kernels.md").read_text("utf-8"), re.M
+    )
+    assert sorted(named) == sorted(cases.kernel_names())
 
 
 def test_the_ported_kernel_gives_the_same_bits(tmp_path: Path) -> None:

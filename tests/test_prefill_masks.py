@@ -19,8 +19,7 @@ from kbjax import cases
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.flash_prefill import alibi_slopes, flash_prefill
 from tests.helpers import assert_same_bits, assert_same_tcm
-
-NONE = -math.inf  # a sink that is none
+from tests.plain_attention import NONE, after, error_bound, mask_of, plain
 
 
 @functools.cache  # tests share what a call has compiled
@@ -45,54 +44,6 @@ def prefill(
     given = {n: np.asarray(x, np.float32) for n, x in inputs.items() if x is not None}
     call = kernel_of(q.shape, q.dtype, tuple(given), **options)
     return np.asarray(call(q, k, v, *given.values()))
-
-
-def after(queries: int, keys: int) -> np.ndarray:
-    """(M, N): how far each key is after the query's own token."""
-    return np.arange(keys)[None, :] - (np.arange(queries)[:, None] + keys - queries)
-
-
-def mask_of(queries: int, keys: int, causal: bool, window: int) -> np.ndarray:
-    """(M, N): where a query sees a key."""
-    far = after(queries, keys)
-    seen = (far <= 0) | (not causal)
-    return seen & (abs(far) < window) if window else seen
-
-
-def plain(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    dtype: Any = np.float64,
-    *,
-    causal: bool = False,
-    window: int = 0,
-    softcap: float = 0.0,
-    sink: float = NONE,
-    slope: float = 0.0,
-) -> np.ndarray:
-    """Attention over whole matrices, each step rounded to `dtype`, one head; float64.
-
-    q: (M, D), k and v: (N, D).
-    """
-    wide = np.float64 if dtype == np.float64 else np.float32
-
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype).astype(wide)
-
-    (queries, dim), keys = q.shape, k.shape[0]
-    q, k, v = (x.astype(wide) for x in (q, k, v))
-    s = rounded(q @ k.T * wide(dim**-0.5))
-    if softcap:
-        s = rounded(np.tanh(rounded(s / wide(softcap))) * wide(softcap))
-    s = rounded(s + rounded(wide(slope) * after(queries, keys).astype(wide)))
-    s[~mask_of(queries, keys, causal, window)] = NONE
-    m = np.maximum(s.max(axis=1, keepdims=True), wide(sink))
-    m = np.where(np.isneginf(m), 0, m)
-    p = rounded(np.exp(s - m))
-    total = p.sum(axis=1, keepdims=True) + np.exp(wide(sink) - m)
-    p = rounded(np.divide(p, total, out=np.zeros_like(p), where=total != 0))
-    return rounded(p @ v).astype(np.float64)
 
 
 def normal(rng: np.random.Generator, dtype: Any, *shapes: tuple[int, ...]) -> Any:
@@ -132,10 +83,7 @@ def test_the_error_is_that_of_plain_attention(seed: int) -> None:
         own = {name[:-1]: np.float32(x[g]) for name, x in heads.items()}
         want = plain(q[g], k, v, **options, **own)
         same = plain(q[g], k, v, dtype, **options, **own)
-        out, some = want.astype(dtype), dtype.type(0.3)
-        more = 2 * np.abs(out + some - some - out).max()
-        bound = 2 * np.abs(same - want).max() + float(more)
-        assert np.abs(got[g] - want).max() <= bound
+        assert np.abs(got[g] - want).max() <= error_bound(same, want, dtype)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -583,3 +583,8 @@ def broadcast_a_number(tl: Any, x: Any, n: Any, o: Any) -> None:
 def start_of_no_integer(tl: Any, x: Any, n: Any, o: Any) -> None:
     row = tl.zeros((1,))
     tl.load(x[row], other=0.0)  # <-
+
+
+@mistake(kb.DTypeError, "0.0 is no value of int32", "a float dtype")
+def attention_of_integers(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", n, n, n, o)  # <-

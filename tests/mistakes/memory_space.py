@@ -215,3 +215,8 @@ def numpy_function_of_a_tile(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.MemorySpaceError, "tl.exp")
 def jax_function_of_a_tile(tl: Any, x: Any, n: Any, o: Any) -> None:
     jnp.exp(tl.load(x))  # <-
+
+
+@mistake(kb.MemorySpaceError, "takes an HBM view", "float32[8,4]")
+def tile_for_a_view(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", tl.load(x), x, o)  # <-

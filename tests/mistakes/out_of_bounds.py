@@ -225,3 +225,14 @@ def rows_before_a_tile(tl: Any, x: Any, n: Any, o: Any) -> None:
 def rows_of_a_narrower_alias(tl: Any, x: Any, n: Any, o: Any) -> None:
     top = tl.load(x)[tl.ds(0, 4)]
     tl.exp(top[tl.ds(4, 1)])  # <-
+
+
+@mistake(kb.OutOfBoundsError, "12 elements", "Take a view that lies inside")
+def view_that_leaves_its_tensor(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x[tl.ds(0, 12)], x[tl.ds(0, 12)], o)  # <-
+
+
+@mistake(kb.OutOfBoundsError, "starts where data says", "composite 'flash' of x")
+def composite_where_data_says(tl: Any, x: Any, n: Any, o: Any) -> None:
+    keys = x[tl.ds(tl.sum(tl.load(n)), 4), :]
+    tl.composite("flash", x, keys, keys, o)  # <-

@@ -419,3 +419,33 @@ def softmax_of_a_total(tl: Any, x: Any, n: Any, o: Any) -> None:
 def part_of_what_data_picks(tl: Any, x: Any, n: Any, o: Any) -> None:
     first = tl.arange(0, 1)
     tl.load(x[tl.ds(first, 4)][1:], other=0.0)  # <-
+
+
+@mistake(kb.ShapeError, "needs b of shape (K, N)", "(8, 4), with M = 8, K = 4")
+def depths_that_differ(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", x, x, o)  # <-
+
+
+@mistake(kb.ShapeError, "needs q of shape (G, Q, D)", "Got (4,)")
+def queries_without_an_axis(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x[0], x, x, o)  # <-
+
+
+@mistake(kb.ShapeError, "tile=(8, 8)", "3 positive integers, of M, N, K, or one")
+def one_size_too_few(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", x[:4, :], x[4:, :], o[:4, :], tile=(8, 8))  # <-
+
+
+@mistake(kb.ShapeError, "tile=0", "2 positive integers")
+def tile_of_nothing(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x, x, o, tile=0)  # <-
+
+
+@mistake(kb.ShapeError, "window is a number of keys", "Got -1")
+def option_out_of_range(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x, x, o, window=-1)  # <-
+
+
+@mistake(kb.ShapeError, "buffers is a number of tiles", "Got '2'", ">= 1")
+def buffers_of_a_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x, x, o, buffers="2")  # <-

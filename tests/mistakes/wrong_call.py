@@ -185,3 +185,28 @@ def tile_plus_a_send(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.KernelError, "exp takes 1 operand", "exp(x)", "name")
 def function_with_a_name(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.exp(tl.load(x), name="e")  # <-
+
+
+@mistake(kb.KernelError, "takes the name", "Got 'gem'", "nearest is 'gemm'")
+def no_such_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gem", x, x, o)  # <-
+
+
+@mistake(kb.KernelError, "Got 2 views", "composite('gemm', a, b, out")
+def operand_left_out(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", x, o)  # <-
+
+
+@mistake(kb.KernelError, "3 views, causal", "tile, buffers")
+def option_of_another_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", x, x, o, causal=True)  # <-
+
+
+@mistake(kb.KernelError, "to the input x", "input_output_aliases")
+def output_that_is_an_input(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("flash", x, x, x, x)  # <-
+
+
+@mistake(kb.KernelError, "where it may still read a", "an output of its own")
+def composite_in_place(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", o[:4, :], x[:4, :], o[2:6, :])  # <-

@@ -1,0 +1,374 @@
+"""ADR-0063's alternatives: A1's kernel against `gqa_decode` and against counts made by
+hand, and the study that sets them side by side."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import kbjax as kb
+from kbjax import cases, cli
+from kbjax.kernels.flash_hbm_round_trip import SMALL, widths
+from tests.footprints import assert_plan_is_of_the_bytes
+from tests.helpers import assert_same_bits, assert_same_tcm
+
+ROOT = Path(__file__).parent.parent
+A1 = "flash_hbm_round_trip"
+
+
+def small(name: str = A1, **sizes: Any) -> cases.Case:
+    return cases.make(name, **{**SMALL, **sizes})
+
+
+# --- A1: the kernel ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scoped"),
+    [
+        ({"dtype": "bfloat16", "num_pes": 1, "context": 128}, False),
+        ({"num_pes": 1, "query_heads": 2, "dim": 33, "context": 130}, True),
+        ({"num_pes": 1, "context": 5}, True),
+    ],
+)
+def test_a1_has_the_bits_of_gqa_decode(sizes: dict[str, Any], scoped: bool) -> None:
+    """Also in a last tile, of one row, and where there is no whole tile."""
+    case, want = small(**sizes, scoped=scoped), small("gqa_decode", **sizes)
+    out, _ = case.call(*case.arrays)
+    assert_same_bits(out, np.asarray(want.call(*want.arrays)))
+
+
+def test_a1_exact_is_live_and_its_state_is_in_hbm() -> None:
+    """Outputs, workspace and final bytes; o is acc / l of the workspace."""
+    case = small(num_pes=1, context=128)
+    live = case.call.run(*case.arrays)
+    exact = case.call.run(*case.arrays, fidelity="exact")
+    program = case.call.record(*case.arrays)
+    assert_same_bits(live.outputs, tuple(map(np.asarray, exact.outputs)))
+    assert_same_tcm(program, live.tcm.memory, exact.tcm.memory)
+    assert_plan_is_of_the_bytes(case.call.plan(*case.arrays), exact.tcm)
+    out, work = map(np.asarray, live.outputs)
+    sizes = widths(dim=32, tile=64)
+    ends = dict(zip(sizes, np.cumsum([*sizes.values()]), strict=True))
+    held = {name: work[:, ends[name] - sizes[name] : ends[name]] for name in sizes}
+    assert_same_bits(held["acc"] / held["l"], out)
+    q, k, _ = map(np.asarray, case.arrays)
+    most = (q.astype(np.float64) @ k.T / math.sqrt(32)).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(held["m"], most, rtol=1e-6)
+
+
+# What one tile moves through the workspace, counted op by op: the scores (group, tile)
+# 4 times there and 6 back, columns (group, 1) 9 and 13, numerators (group, D) 3 and 3.
+SCORES, COLUMNS, NUMERATORS = 4 + 6, 9 + 13, 3 + 3
+
+
+def a1_dma_bytes(context: int, tile: int, group: int, dim: int) -> int:
+    """Of float32; a last tile moves only its keys."""
+    tiles = math.ceil(context / tile)
+    columns, numerators = COLUMNS * group, NUMERATORS * group * dim
+    elements = context * (2 * dim + SCORES * group) + tiles * (columns + numerators)
+    elements += group * dim  # q
+    elements += 2 * group + group * dim  # the first state
+    elements += group + group * dim  # l and acc at the end
+    return 4 * (elements + group * dim)  # and o
+
+
+@pytest.mark.parametrize("context", [5, 64, 300, 1024])
+@pytest.mark.parametrize("scoped", [True, False])
+def test_a1_moves_the_bytes_that_were_counted(context: int, scoped: bool) -> None:
+    """In 40 transfers a tile; `gqa_decode` has 2. A scope moves nothing."""
+    sizes = {"context": context, "num_pes": 1}
+    case, plain = small(scoped=scoped, **sizes), small("gqa_decode", **sizes)
+    logs = [each.call.op_log(*each.inputs.specs).columns() for each in (case, plain)]
+    dma = [log["nbytes"][log["engine"] == "dma"] for log in logs]
+    assert dma[0].sum() == a1_dma_bytes(context, 64, 4, 32)
+    assert dma[1].sum() == 4 * 32 * (2 * 4 + 2 * context)
+    tiles = math.ceil(context / 64)
+    assert [len(each) for each in dma] == [40 * tiles + 7, 2 * tiles + 2]
+
+
+def sliced(*elements: int) -> int:
+    """Bytes that slices of so many float32 take."""
+    return sum(-(-4 * n // 16) * 16 for n in elements)
+
+
+def test_a1_takes_the_scratch_of_one_op_whatever_the_context() -> None:
+    """q, two operands, a tile of keys, and the largest op: the transpose of the keys
+    with the product that it feeds. Without scopes, every result of every tile."""
+    group, tile, dim = 8, 128, 128
+    persistent = sliced(group * dim, *[group * max(tile, dim)] * 2, tile * dim)
+    for context in (1 << 10, 1 << 20):
+        case = cases.make(A1, context=context, num_pes=1)
+        plan = case.call.plan(*case.inputs.specs, vary=[])
+        assert plan.peak_scratch_bytes == persistent + sliced(dim * tile, group * tile)
+        assert plan.persistent_bytes == persistent
+        bare = cases.make(A1, context=context, num_pes=1, scoped=False)
+        took = bare.call.plan(*bare.inputs.specs, vary=[]).peak_scratch_bytes
+        # trans; 4 tiles of scores; 8 columns and a bool one; 3 numerators.
+        growth = sliced(
+            dim * tile, *[group * tile] * 4, *[group] * 8, *[group * dim] * 3
+        )
+        growth += 16
+        ends = sliced(group, group, group * dim) + 16 + sliced(*[group * dim] * 2)
+        assert took == persistent + context // tile * growth + ends
+
+
+def test_a1_runs_from_the_command_line() -> None:
+    """Which compares the first output."""
+    sizes = [f"--size={n}={v}" for n, v in {**SMALL, "context": 40}.items()]
+    assert CliRunner().invoke(cli.app, ["run", A1, *sizes]).exit_code == 0
+
+
+def test_a1_says_what_it_does_not_take() -> None:
+    """A flag that is none, and a tile that the workspace was not made for."""
+    with pytest.raises(kb.DTypeError, match="scoped"):
+        small(scoped=1)
+    case = small(num_pes=1)
+    plan = case.call.plan(*case.inputs.specs, vary=["tile"])
+    reasons = {each.value: each.reason for each in plan.candidates}
+    assert reasons[64] == ""
+    assert "Got 128 keys. Allowed: up to 64" in reasons[128]
+
+
+# --- A2: the kernel ------------------------------------------------------------------
+
+
+def test_a2_has_the_bits_of_gqa_decode_in_whole_tiles() -> None:
+    sizes = {"num_pes": 1, "context": 128}
+    case, want = small("flash_composite", **sizes), small("gqa_decode", **sizes)
+    out = case.call(*case.arrays)
+    assert_same_bits(out, np.asarray(want.call(*want.arrays)))
+
+
+@pytest.mark.parametrize("context", [5, 100, 128])
+def test_a2_loads_keys_and_values_once(context: int) -> None:
+    """For all heads of the group."""
+    case = small("flash_composite", num_pes=1, context=context)
+    summary = case.call.op_log(*case.inputs.specs).summary()
+    moved = summary.bytes_loaded, summary.bytes_stored
+    assert moved == (4 * 32 * (4 + 2 * context), 4 * 32 * 4)
+
+
+# --- cases of several outputs --------------------------------------------------------
+
+
+def test_outputs_past_the_references_are_not_compared() -> None:
+    case = small(num_pes=1)
+    want = case.reference(*map(np.asarray, case.arrays))
+    nan = np.full(3, np.nan)
+    assert case.error_of((want, nan)) == case.error_of([want]) == 0
+    assert math.isnan(case.error_of((want * np.nan, nan)))
+    pair = replace(case, reference=lambda *_: (want, np.ones(3)))
+    assert pair.error_of((want, np.array([1.0, 1.5, 1.0]))) == 0.5
+    assert pair.error_of((want, np.ones(3), nan)) == 0
+    for outputs in ((want, nan), (want * np.nan, np.ones(3))):
+        assert math.isnan(pair.error_of(outputs))
+    with pytest.raises(kb.ShapeError, match="2 and 1"):
+        pair.error_of(want)
+    with pytest.raises(kb.ShapeError, match="differ in shape"):
+        pair.error_of((want, np.ones(4)))
+
+
+# --- the study -----------------------------------------------------------------------
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+study = loaded("study_alternatives")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Any]:
+    """Of tiles of 64, at 256 to 4096 tokens."""
+    return study.study(study.contexts_up_to(5000), 64, kb.Hardware())
+
+
+def unscoped_bytes(context: int, tile: int, group: int = 8, dim: int = 128) -> int:
+    """Peak of the sweep without scopes, a line a tile that it makes."""
+    a_tile = (
+        sliced(
+            tile * dim,
+            dim * tile,
+            tile * dim,  # keys, their transpose, values
+            *[group * tile] * 4,  # product, scaled, less the maximum, exp
+            *[group] * 5,  # maximum, with the old, without -inf, old less new, exp
+            *[group] * 3,  # l scaled, sum, l
+            *[group * dim] * 3,  # acc scaled, product, acc
+        )
+        + 16
+    )  # fmt: skip - a bool a row, whether the maximum is -inf
+    ends = sliced(group * dim, group, group, group * dim, *[group * dim] * 2) + 16
+    return context // tile * a_tile + ends
+
+
+@pytest.mark.parametrize("budget", [1, 4, 16])
+def test_unscoped_overflows_where_it_must(rows: list[Any], budget: int) -> None:
+    name = "unscoped" if budget == 1 else f"A3 {budget} MiB"
+    tiles = range(64, 4097, 64)
+    over = [context for context in tiles if unscoped_bytes(context, 64) > budget * MIB]
+    mine = [row for row in rows if row.way == name]
+    assert [row.context for row in mine] == [256, 512, 1024, 2048, 4096]
+    for row in mine:
+        took = unscoped_bytes(row.context, 64)
+        assert (row.peak_scratch_bytes, row.budget_bytes) == (took, budget * MIB)
+        assert row.overflows_at == (over[0] if over else None)
+        assert row.fits == (took <= budget * MIB) == (row.latency_ns is not None)
+        moved = 4 * 128 * (2 * 8 + 2 * row.context)  # q and o, keys and values
+        assert row.dma_bytes == (moved if row.fits else None)
+    assert bool(over) == (budget < 16)  # both kinds are met
+
+
+def test_scopes_never_overflow(rows: list[Any]) -> None:
+    """Peaks are equal: `gqa_decode` splits only sweeps of more than 64 tiles."""
+    for name in ("A1", "A2", "scoped", "prefetch"):
+        mine = [row for row in rows if row.way == name]
+        assert len({row.peak_scratch_bytes for row in mine}) == 1
+        assert all(row.fits and row.overflows_at is None for row in mine)
+    by = {(row.way, row.context): row for row in rows}
+    for context in (256, 4096):
+        assert by["A1", context].dma_bytes == a1_dma_bytes(context, 64, 8, 128)
+        assert by["A1", context].dma_commands == 40 * context // 64 + 7
+        assert by["A1", context].latency_ns > 10 * by["scoped", context].latency_ns
+
+
+def test_a_wrong_output_is_told(rows: list[Any]) -> None:
+    """Also one of NaN."""
+    assert not any(row.is_wrong for row in rows)  # none was run
+    for error, wrong in ((1e-3, True), (math.nan, True), (1e-6, False)):
+        assert replace(rows[0], error=error, tolerance=4e-6).is_wrong == wrong
+
+
+@pytest.mark.parametrize("tile", [100, 300, 1000])
+def test_the_bisection_finds_the_first_multiple_that_does_not_fit(tile: int) -> None:
+    for name, most in (("unscoped", 2000), ("A1 bare", 2000), ("unscoped", 99)):
+        way, on = study.WAYS[name], kb.Hardware()
+
+        def fits(context: int, way: Any = way, on: Any = on) -> bool:
+            case = way.case(context, tile, on)
+            return case.call.plan(*case.inputs.specs, vary=[]).fits
+
+        multiples = range(tile, most + tile, tile)  # the last is `most` or just past it
+        over = [n for n in multiples if not fits(n)]
+        want = over[0] if over else None
+        assert study.first_overflow(way, tile, on, most) == want
+
+
+def read(path: Path) -> list[Any]:
+    """Rows, from CSV."""
+    kinds = {"way": str, "limited_by": str, "fits": lambda text: text == "True"}
+    kinds |= dict.fromkeys(("latency_ns", "dma_share", "error", "tolerance"), float)
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            study.Row(**{n: kinds.get(n, int)(x) if x else None for n, x in r.items()})
+            for r in csv.DictReader(file)
+        ]
+
+
+def test_csv_is_read_back_as_it_was(rows: list[Any], tmp_path: Path) -> None:
+    study.write_csv(rows, str(tmp_path / "rows.csv"))
+    assert read(tmp_path / "rows.csv") == rows
+
+
+def test_a_plot_has_three_panels(rows: list[Any], tmp_path: Path) -> None:
+    """With a line of each way and an x where one ends."""
+    path = tmp_path / "plot.svg"
+    study.write_plot(rows, str(path))
+    tree = ElementTree.parse(path)
+    ids = [element.get("id", "") for element in tree.iter()]
+    assert sum(name.startswith("axes_") for name in ids) == 3
+    text = path.read_text(encoding="utf-8")
+    for label in (*study.WAYS, "budget, 1 MiB", "budget, 16 MiB", "latency"):
+        assert f"<!-- {label} -->" in text
+
+
+ARGUMENTS = ["--small", "--max-context", "256"]
+
+
+def invoked(*arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(study.main)
+    return CliRunner().invoke(app, [*ARGUMENTS, *arguments])
+
+
+def test_a_plot_without_matplotlib(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Is refused before the work; the rest does without."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    target = tmp_path / "a.csv"
+    result = invoked("--plot", str(tmp_path / "a.png"), "--csv", str(target))
+    assert result.exit_code == 1
+    assert "pip install 'kbjax[plot]'" in result.stderr
+    assert not list(tmp_path.iterdir())
+    assert invoked("--csv", str(target)).exit_code == 0
+    assert {row.context for row in read(target)} == {256}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--plot", "a.pdf"], 1, ".png, .svg"),
+        (["--csv", "nowhere/a.csv"], 1, "Make the folder nowhere first"),
+        (["--hardware", "hbm9"], 1, "hbm9"),
+        (["--tile", "0"], 2, "--tile"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str], status: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = invoked(*arguments)
+    assert result.exit_code == status
+    assert said in result.stderr and "Traceback" not in result.stderr
+
+
+def test_the_script_runs_as_printed(tmp_path: Path) -> None:
+    """The line of its docstring that is small."""
+    (line,) = (x for x in study.__doc__.splitlines() if "--small" in x)
+    python, *words = shlex.split(line)
+    assert python == "python"
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    found = read(tmp_path / "a.csv")
+    assert {row.way for row in found} == set(study.WAYS)
+    assert max(row.context for row in found) == 2048
+    shown = done.stdout
+    for row in found:
+        assert (row.error is not None) == (row.context == 256) and not row.is_wrong
+        assert f"{row.peak_scratch_bytes:,}" + " x" * (not row.fits) in shown
+        if row.dma_bytes is not None:
+            assert f"{row.dma_bytes:,}" in shown
+            assert f"{row.latency_ns / 1000:,.1f}" in shown
+        if row.error is not None:
+            assert f"{row.error:.1e}" in shown

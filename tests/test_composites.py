@@ -1,0 +1,185 @@
+"""`tl.composite`: the bits, the commands and the scratch of the kernel of the same
+tiling, and tiles that fit in what is left."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import kbjax as kb
+from kbjax.kernels import _attention as attention
+from kbjax.kernels.flash_prefill import flash_prefill
+from kbjax.kernels.matmul import matmul
+from tests.helpers import assert_same_bits
+
+GEMM = ((40, 100), (100, 70), (40, 70))  # a, b, out
+FLASH = ((2, 40, 32), (150, 32), (150, 32), (2, 40, 32))  # q, k, v, out
+
+
+def spec(shape: tuple[int, ...], dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def normal(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def composite(tl: Any, *views: Any, kind: str, **options: Any) -> None:
+    tl.composite(kind, *views, **options)
+
+
+def commands(program: kb.Program) -> list[tuple[str, Any]]:
+    """What is run, and on which bytes."""
+    log = [(type(c).__name__, c.writes) for c in program.walk() if hasattr(c, "writes")]
+    return [(kind, ref and (ref.shape, str(ref.dtype))) for kind, ref in log]
+
+
+# --- the hand-written kernel of the same tiling --------------------------------------
+
+TWINS = [
+    ("gemm", GEMM, matmul, {}, {"tile_m": 16, "tile_n": 32, "tile_k": 8}),
+    ("gemm", GEMM, matmul, {"buffers": 3}, {"tile_m": 8, "tile_n": 8, "tile_k": 32}),
+    ("flash", FLASH, flash_prefill, {}, {"block": 16, "tile": 32}),
+    (
+        "flash",
+        FLASH,
+        flash_prefill,
+        {"window": 50, "softcap": 20.0, "buffers": 1},
+        {"block": 8, "tile": 64},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "shapes", "kernel", "options", "tiles"), TWINS)
+def test_it_is_the_kernel_of_the_same_tiling(
+    kind: str, shapes: Any, kernel: Any, options: Any, tiles: Any
+) -> None:
+    """Its bits, its commands and times, and its scratch."""
+    *arrays, out = (*normal(*shapes[:-1]), spec(shapes[-1]))
+    tile = tuple(tiles.values())
+    mine = kb.kernel_call(partial(composite, kind=kind, tile=tile, **options), out)
+    own = kb.kernel_call(partial(kernel, **tiles, **{"buffers": 2, **options}), out)
+    assert_same_bits(mine(*arrays), own(*arrays))
+    programs = [call.record(*arrays) for call in (mine, own)]
+    assert commands(programs[0]) == commands(programs[1])
+    assert programs[0].peak_scratch == programs[1].peak_scratch
+    logs = [call.op_log(*arrays) for call in (mine, own)]
+    assert logs[0].total_ns == logs[1].total_ns > 0
+
+
+def test_int8_sums_in_int32() -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-128, 128, s, np.int8) for s in GEMM[:2])
+    call = kb.kernel_call(partial(composite, kind="gemm"), spec(GEMM[2], "int32"))
+    np.testing.assert_array_equal(call(a, b), a.astype(np.int32) @ b.astype(np.int32))
+
+
+def test_queries_without_heads() -> None:
+    """(Q, D) is (1, Q, D); sinks too."""
+
+    def kernel(tl: Any, q: Any, k: Any, v: Any, sinks: Any, o: Any) -> None:
+        tl.composite("flash", q, k, v, o, causal=False, sinks=sinks)
+
+    q, k, v = normal((24, 16), (90, 16), (90, 16))
+    sink = np.asarray([0.5], np.float32)
+    got = kb.kernel_call(kernel, spec((24, 16)))(q, k, v, sink)
+    want = attention.attention_reference(q, k, v, sink=0.5)
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+# --- tiles that fit ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held_kib", [0, 600, 900, 1000])
+@pytest.mark.parametrize(
+    ("kind", "shapes", "tiles"),
+    [
+        ("gemm", ((512, 512), (512, 512), (512, 512)), (128, 128, 256)),
+        ("flash", ((1, 300, 128), (700, 128), (700, 128), (1, 300, 128)), (128, 128)),
+    ],
+)
+def test_the_tiles_are_the_largest_that_fit(
+    kind: str, shapes: Any, tiles: tuple[int, ...], held_kib: int
+) -> None:
+    """Beside what the kernel holds: halved once less, they overflow."""
+    *inputs, out = map(spec, shapes)
+
+    def kernel(tl: Any, *views: Any, tile: Any = None) -> None:
+        if held_kib:
+            tl.zeros((held_kib, 256))
+        tl.composite(kind, *views, tile=tile)
+
+    program = kb.kernel_call(kernel, out).record(*inputs)
+    halvings = [tuple(size >> n for size in tiles) for n in range(7)]
+    fitting = []
+    for tile in halvings:
+        try:
+            of = kb.kernel_call(partial(kernel, tile=tile), out).record(*inputs)
+        except kb.ScratchOverflowError:
+            continue
+        fitting.append(of)
+    assert program.peak_scratch == fitting[0].peak_scratch
+    assert commands(program) == commands(fitting[0])
+    if held_kib >= 900:
+        assert len(fitting) < len(halvings)
+
+
+def test_tiles_are_no_larger_than_the_axis() -> None:
+    call = kb.kernel_call(partial(composite, kind="gemm"), spec((5, 9)))
+    program = call.record(spec((5, 20)), spec((20, 9)))
+    shapes = {shape for _, (shape, _) in filter(lambda c: c[1], commands(program))}
+    assert (8, 32) in shapes and (32, 16) in shapes
+
+
+def test_where_nothing_fits() -> None:
+    tcm = kb.hardware.PeTcm(kernel_scratch_mb=2**-10)
+    call = kb.kernel_call(
+        partial(composite, kind="flash"), spec(FLASH[-1]),
+        hardware=kb.Hardware(pe_tcm=tcm),
+    )  # fmt: skip
+    with pytest.raises(kb.ScratchOverflowError, match=r"composite flash.*test_compos"):
+        call.record(*map(spec, FLASH[:-1]))
+
+
+# --- beside scopes, loops and PEs ----------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["live", "exact"])
+def test_among_scopes_loops_and_pes(fidelity: Any) -> None:
+    """Two products after each other, on views that depend on the loop and the PE; what
+    the kernel holds meanwhile stays, and the cursor is where it was."""
+
+    def kernel(tl: Any, a: Any, b: Any, sums: Any, o: Any) -> None:
+        total = tl.zeros((16, 16))
+        for i in tl.range(3):
+            with tl.scratch_scope("step"):
+                rows = tl.ds(i * 16, 16)
+                tl.composite("gemm", a[rows, :], b, o[rows, :], tile=8)
+                tl.copy_to(total, total + tl.load(o[rows, :]))
+        tl.store(sums, total)
+        with tl.when(tl.program_id() == 1):
+            tl.composite("gemm", a[:16, :], b, sums, tile=(16, 8, 4))
+
+    a, b = normal((2, 48, 20), (2, 20, 16))
+    call = kb.kernel_call(kernel, (spec((16, 16)), spec((48, 16))), num_pes=2)
+    done = call.run(a, b, fidelity=fidelity)
+    sums, products = map(np.asarray, done.outputs)
+    want = a.astype(np.float64) @ b
+    np.testing.assert_allclose(products, want, atol=3e-5)
+    parts = want.reshape(2, 3, 16, 16)
+    np.testing.assert_allclose(sums[0], parts[0].sum(0), atol=3e-5)
+    np.testing.assert_allclose(sums[1], parts[1, 0], atol=3e-5)
+    assert np.asarray(done.tcm.cursor).max() == 16 * 16 * 4
+
+
+def test_its_scope_is_in_the_plan_and_its_line_in_the_log() -> None:
+    call = kb.kernel_call(partial(composite, kind="gemm"), spec(GEMM[2]))
+    plan = str(call.plan(*map(spec, GEMM[:2])))
+    assert "'composite gemm' of test_composites.py" in plan
+    log = call.op_log(*map(spec, GEMM[:2]))
+    assert {"load", "dot", "store"} <= {record.op_name for record in log}
