@@ -62,14 +62,17 @@ def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
     wide = max(columns, 2)
     tall = max(rows, 2, -(-LEAST_ELEMENTS // wide))
     floating = jnp.issubdtype(a.dtype, jnp.floating)
+    a, b = _padded(a, 1 - contract[0], tall), _padded(b, 1 - contract[1], wide)
+    # Of few rows, q k^T takes 0.7 times as long as (k q^T)^T (jax 0.10.2's CPU backend).
+    swapped = contract == (1, 1) and 2 * tall <= wide
     product_ = lax.dot_general(
-        _padded(a, 1 - contract[0], tall),
-        _padded(b, 1 - contract[1], wide),
+        *((b, a) if swapped else (a, b)),
         (((contract[0],), (contract[1],)), ((), ())),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32 if floating else jnp.int32,
     )
-    return seal(product_)[:rows, :columns]
+    product_ = seal(product_)
+    return (product_.T if swapped else product_)[:rows, :columns]
 
 
 def _padded(x: Array, axis: int, size: int) -> Array:
