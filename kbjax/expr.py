@@ -171,6 +171,11 @@ def maximum(a: Expr, b: Expr) -> Expr:
 
 
 def predicate(op: str, a: Expr, b: Expr) -> Expr:
+    """``a op b``; what both sides of a comparison add alike is left out, so that
+    ``i + 1 < i + n`` does not depend on i."""
+    if op != "and":
+        common = Expr(0, tuple(term for term in a.terms if term in b.terms))
+        a, b = sub(a, common), sub(b, common)
     return _node(op, a, b)
 
 

@@ -86,11 +86,12 @@ def in_runs(
       sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1.
     """
     runs = count // RUN if count > RUN else 0
-    for i in tl.range(runs):
-        with tl.scratch_scope("run"):
-            part = start(tl, *state.acc.shape)
-            sweep(part, i * RUN, (i + 1) * RUN)
-            merge(tl, state, part)
+    if runs:
+        for i in tl.range(runs):
+            with tl.scratch_scope("run"):
+                part = start(tl, *state.acc.shape)
+                sweep(part, i * RUN, (i + 1) * RUN)
+                merge(tl, state, part)
     if count > runs * RUN:
         sweep(state, runs * RUN, count)
 

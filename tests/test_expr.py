@@ -246,3 +246,16 @@ def test_symbolic_trip_count_is_that_of_python(
     for env in iterations(loops):
         wanted = len(range(start.python(env), stop.python(env), step))
         assert expr.evaluate(found, env) == wanted
+
+
+def test_what_both_sides_of_a_comparison_add_is_left_out() -> None:
+    """So that it depends on what decides it alone."""
+    i, j = (expr.Var(uid, name, expr.const(9)) for uid, name in ((1, "i"), (2, "j")))
+    start = expr.scale(expr.var(i), 64)
+    low, high = expr.add(start, expr.var(j)), expr.add(start, expr.const(64))
+    for op in ("lt", "le", "eq", "ne"):
+        shorter = expr.predicate(op, expr.var(j), expr.const(64))
+        assert expr.predicate(op, low, high) == shorter
+        assert expr.variables(shorter) == {j}
+    assert expr.predicate("and", low, low) == expr.predicate("and", low, low)
+    assert expr.variables(expr.predicate("and", low, low)) == {i, j}

@@ -352,11 +352,11 @@ def test_no_data_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_phase, "lower", lowered)
     start = time.perf_counter()
     peaks = set()
-    for context in (1 << 12, 1 << 20):
+    for context in (1 << 14, 1 << 20):
         case = cases.make("gqa_decode", context=context)
         found = case.call.plan(*case.inputs.specs)
-        (keys,) = found.scopes
-        assert keys.entered == context // 128
+        run, keys = found.scopes
+        assert (run.entered, keys.entered) == (context // 8192, context // 128)
         peaks.add(found.peak_scratch_bytes)
     assert len(peaks) == 1
     prefill = cases.make("flash_prefill", context=1 << 20, queries=1 << 12)
