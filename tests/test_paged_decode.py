@@ -216,7 +216,7 @@ def test_scratch_grows_by_the_table_and_by_the_pages_ahead() -> None:
         return case.call.record(*case.inputs.specs).peak_scratch
 
     million = peak(context=1 << 20)
-    assert million - peak(context=1 << 12) == 4 * ((1 << 20) - (1 << 12)) // 128
+    assert million - peak(context=1 << 14) == 4 * ((1 << 20) - (1 << 14)) // 128
     assert million <= 1 << 20
     ahead = [peak(buffers=buffers) - peak(buffers=1) for buffers in (2, 3)]
     assert ahead == [2 * 128 * 128 * 4, 4 * 128 * 128 * 4]
