@@ -182,7 +182,9 @@ def _events(
             for alike in _alike(item, env, trips.clip(0), active):
                 for i in alike:
                     before = on_their_way()
-                    inner, running = {**env, item.index: i}, active & (i < trips)
+                    # An array: what a `when` leaves out may divide by it being 0.
+                    inner = {**env, item.index: np.asarray(i)}
+                    running = active & (i < trips)
                     yield from _events(item.body, inner, running, on_their_way)
                     if on_their_way() == before:
                         break

@@ -199,6 +199,21 @@ def test_as_many_steps_as_an_index_can_count(received: int) -> None:
         call.record(specs)
 
 
+def test_a_condition_that_divides_by_an_outer_index() -> None:
+    """Where the `when` around it leaves 0 out."""
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        state = tl.load(x)
+        for i in tl.range(4):
+            for j in tl.range(9):
+                with tl.when(i > 0), tl.when(8 // i > j):
+                    tl.send(state, 1).wait()
+                    tl.recv((4,), "float32", 1).wait()
+        tl.store(o, state)
+
+    kb.kernel_call(kernel, FOUR, num_pes=3).record(f32((3, 4)))
+
+
 def by_pe(tl: Any, x: Any, o: Any) -> None:
     """Even PEs send two on; a PE sends itself as many messages as its number."""
     pe = tl.program_id()
