@@ -1,18 +1,14 @@
 """Cases: a kernel at one size, with data and an independent float64 reference.
 
-Each shipped kernel's module has a function `case(...)`, whose parameters are its sizes,
-with defaults, and the keyword-only `hardware`; `kbjax run` and the tests call it.
+Each shipped kernel's module has a function `case(...)` that makes one; `catalogue`
+finds it by name.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -20,7 +16,6 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
-from kbjax.hardware import Hardware
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
@@ -200,60 +195,6 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT_BYTES
     return raw[skip : skip + nbytes].view(dtype).reshape(shape)
-
-
-# --- shipped kernels -----------------------------------------------------------------
-
-
-def kernel_names() -> list[str]:
-    """The shipped kernels: modules of `kbjax.kernels`, helpers (`_name`) left out."""
-    package = importlib.import_module("kbjax.kernels")
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
-
-
-def kernel_module(name: str) -> ModuleType:
-    """The module of a shipped kernel.
-
-    Raises:
-      KernelError: for a name that is none, listing those that are.
-    """
-    names = kernel_names()
-    if name not in names:
-        raise errors.KernelError(
-            f"there is no kernel {name!r}", allowed=", ".join(names)
-        )
-    return importlib.import_module(f"kbjax.kernels.{name}")
-
-
-def sizes_of(name: str) -> dict[str, Any]:
-    """The sizes of a shipped kernel, with their defaults.
-
-    Raises:
-      KernelError: for a name that is none.
-    """
-    parameters = inspect.signature(kernel_module(name).case).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
-
-
-def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Case:
-    """The case of a shipped kernel; sizes that are left out keep their defaults.
-
-    Args:
-      name: of the kernel.
-      hardware: what it is called with; the default hardware where None.
-      **sizes: of the kernel, by name.
-
-    Raises:
-      KernelError: for a size that this kernel does not have.
-    """
-    known = sizes_of(name)
-    for size in sizes:
-        if size not in known:
-            raise errors.KernelError(
-                f"{name} has no size {size!r}", allowed=", ".join(known)
-            )
-    return kernel_module(name).case(**sizes, hardware=hardware)
 
 
 def positive(**sizes: Any) -> None:

@@ -8,10 +8,8 @@ command that needs it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,12 +18,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kbjax import errors, screens
+from kbjax import screens
+from kbjax.options import (
+    SCHEMA_VERSION,
+    AsJson,
+    Context,
+    DTypeName,
+    HardwareName,
+    KernelName,
+    NumPes,
+    Seed,
+    Sizes,
+    Tile,
+    given_sizes,
+    hardware_report,
+    named_hardware,
+    refusals,
+    say_json,
+)
 
 if TYPE_CHECKING:
     from kbjax.hardware import Hardware
 
-SCHEMA_VERSION = 1
 app = typer.Typer(
     help="A functional emulator of a near-HBM accelerator PE.",
     no_args_is_help=True,
@@ -40,27 +54,6 @@ class Fidelity(StrEnum):
     exact = "exact"
 
 
-KernelName = Annotated[str, typer.Argument(help="A name that `kbjax kernels` lists.")]
-Context = Annotated[int | None, typer.Option(help="Keys, in tokens.")]
-Tile = Annotated[int | None, typer.Option(help="Keys a tile.")]
-DTypeName = Annotated[str | None, typer.Option(help="float32, bfloat16, ...")]
-NumPes = Annotated[int | None, typer.Option(help="PEs that run it.")]
-Seed = Annotated[int | None, typer.Option(help="Of the random inputs.")]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
-]
-HardwareName = Annotated[
-    str,
-    typer.Option(
-        "--hardware",
-        metavar="PROFILE_OR_FILE",
-        help="A profile that `kbjax hardware` lists, or a TOML file.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
-
-
 @app.callback()
 def _root() -> None:
     """A functional emulator of a near-HBM accelerator PE."""
@@ -69,17 +62,17 @@ def _root() -> None:
 @app.command()
 def kernels(as_json: AsJson = False) -> None:
     """List the shipped kernels and their sizes."""
-    from kbjax import cases
+    from kbjax import catalogue
 
     found: dict[str, Any] = {}
-    for name in cases.kernel_names():
-        module = cases.kernel_module(name)
+    for name in catalogue.kernel_names():
+        module = catalogue.kernel_module(name)
         found[name] = {
             "about": (module.__doc__ or "").strip().splitlines()[0],
-            "sizes": cases.sizes_of(name),
+            "sizes": catalogue.sizes_of(name),
         }
     if as_json:
-        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kernels": found}))
+        say_json({"kernels": found})
         return
     table = Table("kernel", "what", "sizes (defaults)")
     for name, about in found.items():
@@ -102,13 +95,12 @@ def hardware(
     from kbjax.hardware import Hardware
 
     if name is not None:
-        with _refusals(as_json):
-            found = _hardware(name)
+        with refusals(as_json):
+            found = named_hardware(name)
             is_profile = name in Hardware.profiles()
             text = hardware_toml.profile(name).text if is_profile else found.to_toml()
         if as_json:
-            report = {"hardware": _hardware_report(name, found)}
-            typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **report}))
+            say_json({"hardware": hardware_report(name, found)})
         else:
             typer.echo(text, nl=False)
         return
@@ -117,24 +109,12 @@ def hardware(
     for profile in Hardware.profiles():
         about = hardware_toml.about(profile)
         table.add_row(profile, about)
-        report = _hardware_report(profile, Hardware.from_profile(profile))
+        report = hardware_report(profile, Hardware.from_profile(profile))
         reports[profile] = {"about": about, **report}
     if as_json:
-        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "profiles": reports}))
+        say_json({"profiles": reports})
     else:
         Console().print(table)
-
-
-def _hardware(name_or_path: str) -> Hardware:
-    """What `--hardware` names."""
-    from kbjax.hardware import named
-
-    return named(name_or_path)
-
-
-def _hardware_report(name_or_path: str, found: Hardware) -> dict[str, Any]:
-    """What a JSON report says of the hardware: its name or path, and all fields."""
-    return {"name": name_or_path, **found.to_dict()}
 
 
 @app.command()
@@ -157,15 +137,15 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Record a kernel, time it, execute it, and compare with its float64 reference."""
-    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes,
+    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes,
                    seed=seed)  # fmt: skip
     if poison and fidelity is Fidelity.live:
         raise typer.BadParameter("poison has no effect on live", param_hint="--poison")
     how = fidelity.value if fidelity else "exact" if poison else "live"
-    with _refusals(as_json):
-        on = _hardware(hardware)
+    with refusals(as_json):
+        on = named_hardware(hardware)
         report, rows = _report(kernel, sizes, on, how, poison, Console(stderr=as_json))
-        report["hardware"] = _hardware_report(hardware, on)
+        report["hardware"] = hardware_report(hardware, on)
     if as_json:
         typer.echo(json.dumps(report))
     else:
@@ -190,15 +170,15 @@ def plan(
 ) -> None:
     """Show a kernel's footprint without running it: the peak by buffer, what scopes
     take and give back, and which tile sizes fit."""
-    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
-    with _refusals(as_json):
-        from kbjax import cases
+    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
+    with refusals(as_json):
+        from kbjax import catalogue
 
-        on = _hardware(hardware)
-        case = cases.make(kernel, hardware=on, **sizes)
+        on = named_hardware(hardware)
+        case = catalogue.make(kernel, hardware=on, **sizes)
         found = case.call.plan(*case.inputs.specs, vary=vary)
     if as_json:
-        said = _hardware_report(hardware, on)
+        said = hardware_report(hardware, on)
         report = {**found.to_dict(), "sizes": sizes, "hardware": said}
         typer.echo(json.dumps(report, default=str))
     else:
@@ -233,68 +213,28 @@ def trace(
     Steady iterations of long loops are folded into one slice; what is left out beside
     is counted in the file and here.
     """
-    sizes = _sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
+    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
     if as_json and output == "-":
         raise typer.BadParameter(
             "standard output cannot take both the trace and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
-    with _refusals(as_json):
-        from kbjax import cases
+    with refusals(as_json):
+        from kbjax import catalogue
         from kbjax import trace as traces
 
-        on = _hardware(hardware)
-        case = cases.make(kernel, hardware=on, **sizes)
+        on = named_hardware(hardware)
+        case = catalogue.make(kernel, hardware=on, **sizes)
         with console.status(f"{kernel}: recording and timing ..."):
             log = case.call.op_log(*case.inputs.specs)
         with console.status(f"{kernel}: writing {output} ..."):
             report = traces.write_trace(log, output, max_events, pe)
     if as_json:
         found = {"kernel": kernel, "sizes": sizes, "summary": log.summary().to_dict()}
-        said = {"hardware": _hardware_report(hardware, on)}
+        said = {"hardware": hardware_report(hardware, on)}
         typer.echo(json.dumps({**report.to_dict(), **found, **said}))
     else:
         console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _refusals(as_json: bool) -> Iterator[None]:
-    """Show a refusal as text or JSON, and exit with status 1."""
-    try:
-        yield
-    except errors.KbjaxError as error:
-        if as_json:
-            report = {"schema_version": SCHEMA_VERSION, "error": error.to_dict()}
-            typer.echo(json.dumps(report))
-        else:
-            Console(stderr=True).print(
-                f"{type(error).__name__}: {error}", markup=False, soft_wrap=True
-            )
-        raise typer.Exit(1) from None
-
-
-def _sizes(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
-    """The sizes that the command line gives."""
-    given = {name: value for name, value in named.items() if value is not None}
-    return given | _parsed(pairs or [])
-
-
-def _parsed(pairs: list[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` as integers, booleans or text."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--size")
-        if name == "hardware":
-            raise typer.BadParameter("hardware is no size; use --hardware",
-                                     param_hint="--size")  # fmt: skip
-        try:
-            value = json.loads(text.lower() if text in ("True", "False") else text)
-        except json.JSONDecodeError:
-            value = text
-        found[name.replace("-", "_")] = value
-    return found
 
 
 def _report(
@@ -318,9 +258,9 @@ def _report(
 
     import jax
 
-    from kbjax import cases
+    from kbjax import catalogue
 
-    case = cases.make(kernel, hardware=hardware, **sizes)
+    case = catalogue.make(kernel, hardware=hardware, **sizes)
     log = timed("recording and timing", lambda: case.call.op_log(*case.inputs.specs))
     timed("making inputs", lambda: case.arrays)
 

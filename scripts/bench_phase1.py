@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kbjax as kb
-from kbjax import cases, op_log
+from kbjax import catalogue, op_log
 from kbjax.op_log import OpLog
 
 TILE = 128
@@ -37,13 +37,13 @@ OUT = jax.ShapeDtypeStruct((8, 128), "float32")
 
 def decode(tiles: int) -> Any:
     """One scoped loop."""
-    case = cases.make("gqa_decode", context=tiles * TILE, tile=TILE)
+    case = catalogue.make("gqa_decode", context=tiles * TILE, tile=TILE)
     return case.call, case.inputs.specs
 
 
 def prefill(tiles: int) -> Any:
     """One block of queries over many tiles of keys."""
-    case = cases.make("flash_prefill", context=tiles * TILE, queries=TILE)
+    case = catalogue.make("flash_prefill", context=tiles * TILE, queries=TILE)
     return case.call, case.inputs.specs
 
 

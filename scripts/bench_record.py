@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 
 Run = Callable[[], Any]
 OUT = jax.ShapeDtypeStruct((8, 128), "float32")
@@ -50,7 +50,7 @@ def recording(tiles: int, checks: Any = "error") -> Run:
 
 def shipped(name: str, plan: bool = False, **sizes: Any) -> Run:
     def run() -> Any:
-        case = cases.make(name, **sizes)
+        case = catalogue.make(name, **sizes)
         phase_1 = case.call.plan if plan else case.call.record
         return phase_1(*case.inputs.specs)
 

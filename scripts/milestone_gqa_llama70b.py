@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases
+from kbjax import cases, catalogue
 from kbjax.hardware import Hardware, named
 from kbjax.op_log import OpLog
 
@@ -71,7 +71,7 @@ def ring(keys: int, ranks: int, hardware: Hardware, **sizes: Any) -> cases.Case:
     """The ring at one size, not causal, so that all ranks do the same."""
     sizes = {"tile": min(64, keys), "causal": False, **sizes}
     context = keys * ranks
-    return cases.make(
+    return catalogue.make(
         "ring_gqa", context=context, num_pes=ranks, hardware=hardware, **sizes
     )
 

@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, errors, output
+from kbjax import cases, catalogue, errors, output
 from kbjax.hardware import Hardware, named
 
 LEAST = 256
@@ -72,7 +72,7 @@ class Way:
         if self.scratch_mb is not None:
             tcm = replace(hardware.pe_tcm, kernel_scratch_mb=self.scratch_mb)
             hardware = replace(hardware, pe_tcm=tcm)
-        return cases.make(
+        return catalogue.make(
             self.kernel, context=context, tile=tile, num_pes=1, hardware=hardware,
             **self.sizes,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels import _attention as attention
 from tests.plain_attention import plain
 
@@ -54,7 +54,7 @@ MASKS: dict[str, list[dict[str, Any]]] = {
 # Their references do not go by heads of one size.
 OTHERS = ("mla_decode", "matmul", "dequant_matmul", "softmax", "rmsnorm",
           "ring_all_reduce")  # fmt: skip
-KERNELS = tuple(name for name in cases.kernel_names() if name not in OTHERS)
+KERNELS = tuple(name for name in catalogue.kernel_names() if name not in OTHERS)
 
 
 class Run(NamedTuple):
@@ -70,8 +70,8 @@ class Run(NamedTuple):
 
 
 def run_of(name: str, sizes: dict[str, Any]) -> Run:
-    module = cases.kernel_module(name)
-    case = cases.make(name, **{**module.SMALL, **sizes})
+    module = catalogue.kernel_module(name)
+    case = catalogue.make(name, **{**module.SMALL, **sizes})
     arrays = [np.asarray(x) for x in case.arrays]
     want = case.reference(*arrays)
     rounded = partial(plain, dtype=DTYPES[sizes["dtype"]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels.ring_gqa import ring_gqa
 from tests.eight_devices import ALONE, MESHES
 from tests.helpers import assert_same_bits, assert_same_tcm
@@ -45,7 +45,7 @@ def test_a_ring(num_pes: int) -> None:
 def test_ring_attention() -> None:
     """`dot` and `exp` of PEs in lockstep too, in these shapes: 8 and 1 a device."""
     sizes = {"context": 128, "query_heads": 4, "kv_heads": 2, "dim": 16, "num_pes": 8}
-    case = cases.make("ring_gqa", queries=4, tile=8, block=2, **sizes)
+    case = catalogue.make("ring_gqa", queries=4, tile=8, block=2, **sizes)
     kernel = partial(ring_gqa, tile=8, block=2)
     alone, got = (
         kb.kernel_call(kernel, f32((2, 4, 16)), num_pes=8, mesh=mesh)(*case.arrays)

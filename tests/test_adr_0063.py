@@ -14,7 +14,7 @@ import pytest
 
 import kbjax as kb
 from kbjax import tcm
-from kbjax.cases import make
+from kbjax.catalogue import make
 from kbjax.hardware import PeTcm
 from kbjax.kernels._attention import attention_reference
 from kbjax.kernels.flash_unscoped import flash_unscoped

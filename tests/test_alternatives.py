@@ -22,7 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 import kbjax as kb
-from kbjax import cases, cli
+from kbjax import cases, catalogue, cli
 from kbjax.kernels.flash_hbm_round_trip import SMALL, widths
 from tests.footprints import assert_plan_is_of_the_bytes
 from tests.helpers import assert_same_bits, assert_same_tcm
@@ -32,7 +32,7 @@ A1 = "flash_hbm_round_trip"
 
 
 def small(name: str = A1, **sizes: Any) -> cases.Case:
-    return cases.make(name, **{**SMALL, **sizes})
+    return catalogue.make(name, **{**SMALL, **sizes})
 
 
 # --- A1: the kernel ------------------------------------------------------------------
@@ -113,11 +113,11 @@ def test_a1_takes_the_scratch_of_one_op_whatever_the_context() -> None:
     group, tile, dim = 8, 128, 128
     persistent = sliced(group * dim, *[group * max(tile, dim)] * 2, tile * dim)
     for context in (1 << 10, 1 << 20):
-        case = cases.make(A1, context=context, num_pes=1)
+        case = catalogue.make(A1, context=context, num_pes=1)
         plan = case.call.plan(*case.inputs.specs, vary=[])
         assert plan.peak_scratch_bytes == persistent + sliced(dim * tile, group * tile)
         assert plan.persistent_bytes == persistent
-        bare = cases.make(A1, context=context, num_pes=1, scoped=False)
+        bare = catalogue.make(A1, context=context, num_pes=1, scoped=False)
         took = bare.call.plan(*bare.inputs.specs, vary=[]).peak_scratch_bytes
         # trans; 4 tiles of scores; 8 columns and a bool one; 3 numerators.
         growth = sliced(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import cases, catalogue
 from kbjax.hardware import PeDma, PeGemm, PeMath
 from tests import reference
 from tests.buffer_programs import buffer_kernel, play
@@ -181,16 +181,16 @@ kernels = pytest.mark.parametrize("name", KERNELS)
 
 
 def case_of(name: str, context: int, buffers: int = 1) -> cases.Case:
-    return cases.make(name, context=context, buffers=buffers, **KERNELS[name])
+    return catalogue.make(name, context=context, buffers=buffers, **KERNELS[name])
 
 
 @kernels
 def test_every_depth_gives_the_same_bits(name: str) -> None:
     """By the NumPy oracle, and one compiled pair."""
-    small = {**cases.kernel_module(name).SMALL, "num_pes": 1}
+    small = {**catalogue.kernel_module(name).SMALL, "num_pes": 1}
     found, compiled = [], []
     for buffers in (1, 2, 3, 4):
-        case = cases.make(name, **{**small, "buffers": buffers})
+        case = catalogue.make(name, **{**small, "buffers": buffers})
         x = case.inputs.arrays()
         found.append(reference.run(case.call.record(*x), x).outputs)
         assert_same_bits(found[-1], found[0], f"{buffers} buffers")

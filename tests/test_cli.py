@@ -15,13 +15,13 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cases, cli, hardware
+from kbjax import catalogue, cli, hardware
 from kbjax.call import KernelCall
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
 
-NAMES = cases.kernel_names()
+NAMES = catalogue.kernel_names()
 OVERFLOWING = ["flash_unscoped", "--context", "131072"]
 
 
@@ -216,8 +216,8 @@ def given(sizes: dict[str, Any]) -> list[str]:
     ("name", "which"), [*((name, "default") for name in NAMES), ("gqa_decode", "small")]
 )
 def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
-    sizes = {} if which == "default" else cases.kernel_module(name).SMALL
-    case = cases.make(name, **sizes)
+    sizes = {} if which == "default" else catalogue.kernel_module(name).SMALL
+    case = catalogue.make(name, **sizes)
     plan = case.call.plan(*case.inputs.specs)
     result = invoke("plan", name, *given(sizes), "--json")
     assert result.exit_code == 0, result.output
@@ -265,7 +265,7 @@ def test_plan_varies_an_option() -> None:
         assert sum(row["current"] for row in rows) == len({r["option"] for r in rows})
         return list(dict.fromkeys(row["option"] for row in rows))
 
-    sizes = given(cases.kernel_module("flash_prefill").SMALL)
+    sizes = given(catalogue.kernel_module("flash_prefill").SMALL)
     assert options(*sizes) == ["tile", "block", "buffers"]
     assert options(*sizes, "--vary", "block") == ["block"]
     text = invoke("plan", "flash_prefill", *sizes, "--vary", "block").stdout
@@ -321,7 +321,7 @@ def test_no_width_loses_a_figure(arguments: list[str], columns: int) -> None:
 
 def test_kernels_lists_every_shipped_kernel() -> None:
     found = json.loads(invoke("kernels", "--json").stdout)["kernels"]
-    assert set(found) == set(cases.kernel_names()) > {"gqa_decode", "ring_gqa"}
+    assert set(found) == set(catalogue.kernel_names()) > {"gqa_decode", "ring_gqa"}
     assert found["gqa_decode"]["sizes"]["context"] == 131_072
     assert all(name in invoke("kernels").output for name in found)
 
@@ -349,16 +349,16 @@ def slow(tmp_path: Path) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_case_is_on_its_hardware(name: str, slow: str) -> None:
     """Every shipped kernel's `case` takes it, and it is none of the sizes."""
-    module = cases.kernel_module(name)
+    module = catalogue.kernel_module(name)
     for on in (hardware.Hardware.from_toml(slow), None):
-        case = cases.make(name, hardware=on, **module.SMALL)
+        case = catalogue.make(name, hardware=on, **module.SMALL)
         assert case.call.record(*case.inputs.specs).hardware == (
             on or hardware.Hardware()
         )
     parameter = inspect.signature(module.case).parameters["hardware"]
     assert parameter.kind is parameter.KEYWORD_ONLY
-    assert "hardware" not in cases.sizes_of(name)
-    assert set(module.SMALL) <= set(cases.sizes_of(name))
+    assert "hardware" not in catalogue.sizes_of(name)
+    assert set(module.SMALL) <= set(catalogue.sizes_of(name))
 
 
 def test_run_on_a_hardware(slow: str) -> None:
@@ -372,7 +372,7 @@ def test_run_on_a_hardware(slow: str) -> None:
     assert usual["hardware"] == {"name": "default", **hardware.Hardware().to_dict()}
     assert on_slow["hardware"] == {"name": slow, **want.to_dict()}
     assert on_slow["summary"]["budget_bytes"] == 2**19
-    case = cases.make("gqa_decode", hardware=want, **on_slow["sizes"])
+    case = catalogue.make("gqa_decode", hardware=want, **on_slow["sizes"])
     log = case.call.op_log(*case.inputs.specs)
     assert on_slow["summary"]["total_ns"] == log.summary().to_dict()["total_ns"]
     assert on_slow["summary"]["total_ns"] > 2 * usual["summary"]["total_ns"]

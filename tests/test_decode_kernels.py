@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.mla_decode import mla_decode
 from kbjax.kernels.ragged_decode import ragged_decode
@@ -170,7 +170,7 @@ def test_at_most_twice_the_error_of_plain_attention(
     name: str, sizes: dict[str, Any]
 ) -> None:
     """The bound of FlashAttention's own tests."""
-    case = cases.make(name, **sizes)
+    case = catalogue.make(name, **sizes)
     arrays = [np.asarray(x) for x in case.arrays]
     want = case.reference(*arrays)
     if name == "mla_decode":
@@ -194,7 +194,7 @@ def test_at_most_twice_the_error_of_plain_attention(
 )
 def test_exact_is_live(name: str, sizes: dict[str, int]) -> None:
     """Outputs and final bytes; of two PEs, where they send to each other."""
-    case = cases.make(name, **{**cases.kernel_module(name).SMALL, **sizes})
+    case = catalogue.make(name, **{**catalogue.kernel_module(name).SMALL, **sizes})
     live = case.call.run(*case.arrays)
     exact = case.call.run(*case.arrays, fidelity="exact")
     assert_same_bits(live.outputs, np.asarray(exact.outputs))
@@ -206,7 +206,7 @@ def test_defaults_fit_whatever_the_context(name: str) -> None:
     """Of more tiles than one run."""
     peaks = set()
     for context in (1 << 14, 1 << 20):
-        case = cases.make(name, context=context)
+        case = catalogue.make(name, context=context)
         peaks.add(case.call.record(*case.inputs.specs).peak_scratch)
     assert len(peaks) == 1
     assert peaks.pop() <= 1 << 20
@@ -332,7 +332,7 @@ def test_every_key_and_every_state_counts_once(splits: int) -> None:
     one before it, when it has received those that come to it: so 0 ends with all."""
     rng = np.random.default_rng(splits)
     context, tile = int(rng.integers(1, 400)), int(rng.integers(1, 70))
-    case = cases.make(
+    case = catalogue.make(
         "split_kv_decode", context=context, tile=tile, num_pes=splits, dim=32
     )
     columns = case.call.op_log(*case.inputs.specs).columns()
@@ -469,7 +469,9 @@ def test_fc14_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> N
     query_heads, kv_heads = counts
     both = rf"\b{query_heads}\b.*\b{kv_heads}\b"
     with pytest.raises(ValueError, match=both):
-        cases.make(name, query_heads=query_heads, kv_heads=kv_heads, context=1 << 40)
+        catalogue.make(
+            name, query_heads=query_heads, kv_heads=kv_heads, context=1 << 40
+        )
     q, k = zeros(query_heads, 4), zeros(kv_heads, 3, 4)
     with pytest.raises(ValueError, match=both):
         ragged([3], q, k, k) if "ragged" in name else split(q, k, k, splits=1, tile=2)
@@ -482,12 +484,12 @@ def test_a_latent_is_loaded_once() -> None:
     """Each PE loads its queries and the cache, and that is all. By default it has 16
     heads of DeepSeek-V2, and loading ahead pays, since scores and values wait for one
     tile."""
-    case = cases.make("mla_decode", num_pes=1, context=1000)
+    case = catalogue.make("mla_decode", num_pes=1, context=1000)
     columns = case.call.op_log(*case.inputs.specs).columns()
     loads = columns["op_name"] == "load"
     assert columns["nbytes"][loads].sum() == (16 + 1000) * 576 * 4
     assert case.inputs.specs[0].shape == (16, 576)
-    at_once = cases.make("mla_decode", num_pes=1, context=1000, buffers=1)
+    at_once = catalogue.make("mla_decode", num_pes=1, context=1000, buffers=1)
     ahead, late = (x.call.op_log(*x.inputs.specs).total_ns for x in (case, at_once))
     assert ahead < late
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels.dequant_matmul import dequant_matmul
 from kbjax.kernels.matmul import matmul
 from kbjax.kernels.rmsnorm import rmsnorm
@@ -71,7 +71,7 @@ EXACT = {0, 5, 9, 10, 12}
 def test_drawn_shapes(name: str, dtype: str, seed: int) -> None:
     """Within the bound of float64; where replayed exactly too, exact and live have the
     same bits, those of the final memory included."""
-    case = cases.make(name, dtype=dtype, **drawn(name, seed))
+    case = catalogue.make(name, dtype=dtype, **drawn(name, seed))
     if seed not in EXACT:
         assert case.error_of(case.call(*case.arrays)) <= case.tolerance
         return
@@ -111,9 +111,9 @@ def test_scratch_is_that_of_a_tile(name: str) -> None:
     """Whatever the sizes; and what is left of the budget is at least a quarter."""
     peaks = set()
     for factor in (1, 64):
-        sizes = cases.sizes_of(name)
+        sizes = catalogue.sizes_of(name)
         larger = {s: factor * sizes[s] for s in ("m", "n", "k") if s in sizes}
-        case = cases.make(name, **larger)
+        case = catalogue.make(name, **larger)
         program = case.call.record(*case.inputs.specs)
         peaks.add(program.peak_scratch)
     assert len(peaks) == 1
@@ -124,7 +124,7 @@ def test_scratch_is_that_of_a_tile(name: str) -> None:
 def test_prefetching_pays(name: str) -> None:
     times = []
     for buffers in (1, 2):
-        case = cases.make(name, buffers=buffers)
+        case = catalogue.make(name, buffers=buffers)
         times.append(case.call.op_log(*case.inputs.specs).total_ns)
     assert times[0] > 1.2 * times[1]
 
@@ -197,7 +197,7 @@ def test_fc10_row_kernels_touch_nothing_else(kernel: Any) -> None:
     out = jax.ShapeDtypeStruct(GUARDS.shape, "float32")
     call = kb.kernel_call(inner, out, input_output_aliases={2: 0})
     want = GUARDS.copy()
-    want[1:8, 2:7] = cases.kernel_module(kernel.__name__).reference(x, *more)
+    want[1:8, 2:7] = catalogue.kernel_module(kernel.__name__).reference(x, *more)
     got = call(x, weight, GUARDS)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
 
@@ -282,12 +282,12 @@ def test_softmax_of_rows_that_are_hard() -> None:
     assert_same_bits(got[10:], np.asarray(call(clean))[10:])
     np.testing.assert_allclose(got, jax.nn.softmax(x), rtol=2e-6)
     with np.errstate(invalid="ignore"):
-        want = cases.kernel_module("softmax").reference(x)
+        want = catalogue.kernel_module("softmax").reference(x)
     np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 def test_softmax_of_a_row_longer_than_the_tcm() -> None:
-    case = cases.make("softmax", m=1, n=300_001, block=1, tile=16_384, num_pes=1)
+    case = catalogue.make("softmax", m=1, n=300_001, block=1, tile=16_384, num_pes=1)
     (x,) = case.arrays
     program = case.call.record(x)
     assert program.peak_scratch < program.hardware.pe_tcm.scratch_bytes < x.nbytes
@@ -297,7 +297,7 @@ def test_softmax_of_a_row_longer_than_the_tcm() -> None:
 
 
 def test_fc35_softmax_64x64() -> None:
-    case = cases.make("softmax", m=64, n=64, block=64, tile=64, num_pes=16)
+    case = catalogue.make("softmax", m=64, n=64, block=64, tile=64, num_pes=16)
     got = np.asarray(case.call(*case.arrays))
     assert case.error_of(got) <= case.tolerance
     np.testing.assert_allclose(got.sum(axis=-1), 1, rtol=1e-6)
@@ -344,7 +344,7 @@ def test_fc07_the_whole_range_of_float32() -> None:
     x[2, 511] = -3e38  # the scale changes in the last tile
     got = rms(x, 1e-5)
     assert (got[:2] == 1).all() and (got[5] == 0).all()
-    want = cases.kernel_module("rmsnorm").reference(x, np.ones(512), 1e-5)
+    want = catalogue.kernel_module("rmsnorm").reference(x, np.ones(512), 1e-5)
     np.testing.assert_allclose(got[3:5], want[3:5], rtol=1e-6)
     np.testing.assert_allclose(got[2, 511], want[2, 511], rtol=1e-6)
     assert abs(got[2, 0]) <= 1e-37  # 1e-40 is subnormal
@@ -388,7 +388,7 @@ def test_rmsnorm_of_rows_that_are_not_finite(garbage: float) -> None:
 def test_sizes_that_are_refused(name: str, sizes: Any, match: str) -> None:
     """Before any data is made."""
     with pytest.raises(kb.ShapeError, match=match):
-        case = cases.make(name, **sizes)
+        case = catalogue.make(name, **sizes)
         case.call.record(*case.inputs.specs)
 
 

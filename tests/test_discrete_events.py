@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.hardware import PeDma, PeMath
 from tests import discrete_events
 from tests.programs import PES, random_kernel
@@ -49,9 +49,9 @@ def assert_as_simulated(call: Any, inputs: Any, source: str = "") -> int:
     return len(rows)
 
 
-@pytest.mark.parametrize("name", cases.kernel_names())
+@pytest.mark.parametrize("name", catalogue.kernel_names())
 def test_shipped_kernels(name: str) -> None:
-    case = cases.make(name, **cases.kernel_module(name).SMALL)
+    case = catalogue.make(name, **catalogue.kernel_module(name).SMALL)
     assert assert_as_simulated(case.call, case.inputs.specs) > 40
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kbjax import cases
+from kbjax import catalogue
 from tests.helpers import assert_same_bits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -42,7 +42,7 @@ def test_every_shipped_kernel_is_on_its_page() -> None:
     named = re.findall(
         r"^\| `(\w+)` \|", (DOCS / "kernels.md").read_text("utf-8"), re.M
     )
-    assert sorted(named) == sorted(cases.kernel_names())
+    assert sorted(named) == sorted(catalogue.kernel_names())
 
 
 def test_the_ported_kernel_gives_the_same_bits(tmp_path: Path) -> None:

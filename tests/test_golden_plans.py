@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from kbjax import cases
+from kbjax import catalogue
 
 FOLDER = Path(__file__).parent / "golden" / "plans"
-NAMES = cases.kernel_names()
+NAMES = catalogue.kernel_names()
 HOW = "pytest tests/test_golden_plans.py --update-golden"
 
 
@@ -37,9 +37,9 @@ def settled(value: Any) -> Any:
 def text_of(name: str) -> str:
     """The golden text of a shipped kernel, at its default and at its small sizes."""
     plans = {}
-    small = cases.kernel_module(name).SMALL
+    small = catalogue.kernel_module(name).SMALL
     for which, chosen in (("default", {}), ("small", small)):
-        case = cases.make(name, **chosen)
+        case = catalogue.make(name, **chosen)
         plans[which] = settled(case.call.plan(*case.inputs.specs).to_dict())
     return as_text(plans)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import cases, catalogue
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.flash_prefill import flash_prefill
 from kbjax.kernels.flash_unscoped import flash_unscoped
@@ -27,7 +27,7 @@ try:
 except ImportError:  # an optional extra; JAX's witness is always there
     torch = None
 
-NAMES = cases.kernel_names()
+NAMES = catalogue.kernel_names()
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -36,8 +36,8 @@ def numpy_dtype(name: str) -> np.dtype:
 
 @functools.cache  # tests share a case's compiled functions
 def small(name: str, dtype: str = "float32", **sizes: Any) -> cases.Case:
-    module = cases.kernel_module(name)
-    return cases.make(name, **{**module.SMALL, **sizes, "dtype": dtype})
+    module = catalogue.kernel_module(name)
+    return catalogue.make(name, **{**module.SMALL, **sizes, "dtype": dtype})
 
 
 # --- every kernel --------------------------------------------------------------------
@@ -376,7 +376,9 @@ def test_fc14_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> N
     """A ValueError that names both, before any data is made."""
     query_heads, kv_heads = counts
     with pytest.raises(ValueError, match=rf"\b{query_heads}\b.*\b{kv_heads}\b"):
-        cases.make(name, query_heads=query_heads, kv_heads=kv_heads, context=1 << 40)
+        catalogue.make(
+            name, query_heads=query_heads, kv_heads=kv_heads, context=1 << 40
+        )
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3e38])
@@ -430,7 +432,7 @@ def test_a_nan_of_one_pe_stays_there() -> None:
 
 def test_unscoped_overflows_at_a_named_iteration() -> None:
     """The default case fits; a large context overflows where the arithmetic says."""
-    fits = cases.make("flash_unscoped")
+    fits = catalogue.make("flash_unscoped")
     program = fits.call.record(*fits.arrays)
     (loop,) = (item for item in program.walk() if hasattr(item, "growth_bytes"))
     budget = program.hardware.pe_tcm.scratch_bytes
@@ -473,5 +475,5 @@ def test_the_error_does_not_grow_with_the_tiles() -> None:
     """Twice as many as a million tokens have: within 2e-6 of the largest element. One
     sum after the other is off by 5e-6."""
     heads = {"query_heads": 8, "kv_heads": 1, "dim": 16, "num_pes": 1}
-    case = cases.make("gqa_decode", context=65_536, tile=4, seed=1, **heads)
+    case = catalogue.make("gqa_decode", context=65_536, tile=4, seed=1, **heads)
     assert case.error_of(case.call(*case.arrays)) <= 2e-6

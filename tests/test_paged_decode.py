@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels.paged_decode import paged_decode, reference
 from tests.helpers import assert_same_bits, assert_same_tcm
 from tests.test_decode_kernels import normal, of, plain_ragged, ragged
@@ -74,7 +74,7 @@ SIZES = ("dtype", "dim", "query_heads", "kv_heads", "buffers", "num_pes", "conte
 ])  # fmt: skip
 def test_at_most_twice_the_error_of_plain_attention(sizes: tuple[Any, ...]) -> None:
     """The bound of FlashAttention's own tests; the last case has pages of one token."""
-    case = cases.make("paged_decode", **dict(zip(SIZES, sizes, strict=True)))
+    case = catalogue.make("paged_decode", **dict(zip(SIZES, sizes, strict=True)))
     length, table, q, k, v = map(np.asarray, case.arrays)
     want = case.reference(length, table, q, k, v)
     # The keys of all pages of a sequence, one after the other.
@@ -112,8 +112,8 @@ def test_pages_by_hand() -> None:
 @pytest.mark.parametrize("sizes", [{"num_pes": 1}, {"num_pes": 2, "buffers": 2}])
 def test_exact_is_live(sizes: dict[str, int]) -> None:
     """Outputs and final bytes."""
-    small = cases.kernel_module("paged_decode").SMALL
-    case = cases.make("paged_decode", **{**small, **sizes})
+    small = catalogue.kernel_module("paged_decode").SMALL
+    case = catalogue.make("paged_decode", **{**small, **sizes})
     live = case.call.run(*case.arrays)
     exact = case.call.run(*case.arrays, fidelity="exact")
     assert_same_bits(live.outputs, np.asarray(exact.outputs))
@@ -199,7 +199,7 @@ def test_lengths_out_of_range_count_as_the_nearer_end() -> None:
 
 def test_a_page_is_loaded_once_a_head() -> None:
     """And the table, the length and the queries once."""
-    case = cases.make("paged_decode", num_pes=1, context=1000, buffers=2)
+    case = catalogue.make("paged_decode", num_pes=1, context=1000, buffers=2)
     columns = case.call.op_log(*case.inputs.specs).columns()
     loads = columns["nbytes"][columns["op_name"] == "load"]
     pages, page, heads, dim = 8, 128, 2, 128
@@ -212,7 +212,7 @@ def test_scratch_grows_by_the_table_and_by_the_pages_ahead() -> None:
     one of values for each that is loaded ahead."""
 
     def peak(**sizes: int) -> int:
-        case = cases.make("paged_decode", **sizes)
+        case = catalogue.make("paged_decode", **sizes)
         return case.call.record(*case.inputs.specs).peak_scratch
 
     million = peak(context=1 << 20)
@@ -228,7 +228,7 @@ def test_counts_that_do_not_divide(counts: tuple[int, int]) -> None:
     query_heads, kv_heads = counts
     both = rf"\b{query_heads}\b.*\b{kv_heads}\b"
     with pytest.raises(ValueError, match=both):
-        cases.make("paged_decode", query_heads=query_heads, kv_heads=kv_heads)
+        catalogue.make("paged_decode", query_heads=query_heads, kv_heads=kv_heads)
     pool = of((POOL, kv_heads, N, DIM))
     with pytest.raises(ValueError, match=both):
         kb.kernel_call(paged_decode, of((query_heads, DIM))).record(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases, data_phase, plan
+from kbjax import catalogue, data_phase, plan
 from kbjax.plan import Plan
 from tests import footprints
 from tests.footprints import MIB, OUT, call, calling, name_of
@@ -353,13 +353,13 @@ def test_no_data_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.perf_counter()
     peaks = set()
     for context in (1 << 14, 1 << 20):
-        case = cases.make("gqa_decode", context=context)
+        case = catalogue.make("gqa_decode", context=context)
         found = case.call.plan(*case.inputs.specs)
         run, keys = found.scopes
         assert (run.entered, keys.entered) == (context // 8192, context // 128)
         peaks.add(found.peak_scratch_bytes)
     assert len(peaks) == 1
-    prefill = cases.make("flash_prefill", context=1 << 20, queries=1 << 12)
+    prefill = catalogue.make("flash_prefill", context=1 << 20, queries=1 << 12)
     assert prefill.call.plan(*prefill.inputs.specs).fits
     assert time.perf_counter() - start < 20
     with pytest.raises(AssertionError, match="no data phase"):

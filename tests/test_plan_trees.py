@@ -14,13 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kbjax as kb
-from kbjax import cases, dtypes
+from kbjax import catalogue, dtypes
 from kbjax.op_log import OpLog
 from kbjax.plan import Plan
 from tests import footprints
 from tests.footprints import IO, Repeat, Replay, Scoped, Take, calling, name_of
 
-NAMES = cases.kernel_names()
+NAMES = catalogue.kernel_names()
 
 
 def planned(tree: tuple[Any, ...], num_pes: int) -> tuple[Plan, list[Replay]]:
@@ -156,7 +156,7 @@ def _spec(shape: tuple[int, ...]) -> Any:
 
 
 def shipped(name: str) -> tuple[Any, tuple[Any, ...]]:
-    case = cases.make(name, **cases.kernel_module(name).SMALL)
+    case = catalogue.make(name, **catalogue.kernel_module(name).SMALL)
     return case.call, case.arrays
 
 

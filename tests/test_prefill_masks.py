@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.flash_prefill import alibi_slopes, flash_prefill
 from tests.helpers import assert_same_bits, assert_same_tcm
@@ -100,7 +100,7 @@ def test_the_reference_is_plain_attention(causal: bool) -> None:
 
 
 COMBINED = {
-    **cases.kernel_module("flash_prefill").SMALL, "context": 50, "queries": 24,
+    **catalogue.kernel_module("flash_prefill").SMALL, "context": 50, "queries": 24,
     "tile": 8, "block": 8, "window": 13, "softcap": 1.5, "sinks": True, "alibi": True,
     "buffers": 2,
 }  # fmt: skip
@@ -109,7 +109,7 @@ COMBINED = {
 def test_everything_together_exact_is_live() -> None:
     """Two PEs, each with its own sinks and slopes: outputs against float64, and the
     bits of outputs and memory."""
-    case = cases.make("flash_prefill", **COMBINED)
+    case = catalogue.make("flash_prefill", **COMBINED)
     live = case.call.run(*case.arrays)
     assert case.error_of(live.outputs) <= case.tolerance
     exact = case.call.run(*case.arrays, fidelity="exact")
@@ -297,7 +297,7 @@ def test_the_dma_moves_the_tiles_that_are_seen(
 def test_a_long_context_costs_its_window() -> None:
     """Of a million tokens, a block of queries loads those of its window."""
     sizes = {"context": 1 << 20, "queries": 128, "query_heads": 1, "kv_heads": 1}
-    case = cases.make("flash_prefill", window=4096, **sizes)
+    case = catalogue.make("flash_prefill", window=4096, **sizes)
     columns = case.call.op_log(*case.inputs.specs).columns()
     loads = columns["nbytes"][columns["op_name"] == "load"]
     assert loads.sum() == 4 * 128 * (128 + 2 * (4096 + 128))
@@ -320,7 +320,7 @@ def test_sizes_that_are_refused(option: dict[str, Any], error: type) -> None:
     """By name, with what was got."""
     ((name, value),) = option.items()
     with pytest.raises(error, match=rf"{name} is .*") as refused:
-        cases.make("flash_prefill", context=1 << 40, **option)
+        catalogue.make("flash_prefill", context=1 << 40, **option)
     assert repr(value) in str(refused.value)
 
 
@@ -338,7 +338,7 @@ def test_an_input_that_the_kernel_does_not_have() -> None:
 
 def test_optional_inputs_keep_the_kernels_name_and_options() -> None:
     """Names in listings and messages, and tile sizes that a plan varies."""
-    case = cases.make("flash_prefill", **{**COMBINED, "buffers": 1, "window": 0})
+    case = catalogue.make("flash_prefill", **{**COMBINED, "buffers": 1, "window": 0})
     program = case.call.record(*case.inputs.specs)
     assert program.name == "flash_prefill"
     names = [slot.name for slot in program.slots]

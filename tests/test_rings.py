@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.kernels import ring_all_reduce, ring_gqa
 from kbjax.kernels.flash_prefill import flash_prefill
 from tests.helpers import assert_same_bits
@@ -58,7 +58,7 @@ def test_a_ring_of_one_is_flash_attention() -> None:
 def test_a_context_that_is_no_multiple_of_the_ranks(decode: bool) -> None:
     """FC-18c."""
     with pytest.raises(ValueError, match=r"context 10 and num_pes 4"):
-        cases.make("ring_gqa", context=10, num_pes=4, decode=decode)
+        catalogue.make("ring_gqa", context=10, num_pes=4, decode=decode)
 
 
 def test_the_error_does_not_grow_with_the_ring() -> None:
@@ -87,7 +87,7 @@ def test_a_hop_in_the_future_does_nothing() -> None:
     dirty = attend(q, k, v, ranks=4, tile=8, block=8)
     assert_same_bits(dirty[:24], clean[:24])
     assert np.isnan(dirty[24:]).any(axis=1).all()
-    case = cases.make("ring_gqa", context=64, num_pes=4, tile=16, dim=16)
+    case = catalogue.make("ring_gqa", context=64, num_pes=4, tile=16, dim=16)
     log = case.call.op_log(*case.inputs.specs)
     dots = [len(log.filter(pe=pe, op_name="dot")) for pe in range(4)]
     assert dots == [2, 4, 6, 8]  # two a tile that a rank sees
@@ -106,7 +106,7 @@ def test_a_hop_in_the_future_does_nothing() -> None:
     ids=str,
 )
 def test_ring_gqa(sizes: dict[str, Any]) -> None:
-    case = cases.make("ring_gqa", **{**ring_gqa.SMALL, **sizes})
+    case = catalogue.make("ring_gqa", **{**ring_gqa.SMALL, **sizes})
     live = case.call(*case.arrays)
     assert case.error_of(live) <= case.tolerance
     exact = case.call.run(*case.arrays, fidelity="exact").outputs
@@ -119,7 +119,7 @@ def test_the_unscoped_ring_overflows() -> None:
 
     def peak(ranks: int, scoped: bool) -> int:
         asked = {**sizes, "num_pes": ranks, "context": 32 * ranks, "scoped": scoped}
-        case = cases.make("ring_gqa", **asked)
+        case = catalogue.make("ring_gqa", **asked)
         return case.call.plan(*case.inputs.specs, vary=[]).peak_scratch_bytes
 
     scoped = [peak(ranks, True) for ranks in (2, 4, 8)]
@@ -127,7 +127,7 @@ def test_the_unscoped_ring_overflows() -> None:
     assert len(set(scoped)) == 1
     assert unscoped[1] - unscoped[0] == (unscoped[2] - unscoped[1]) / 2 > scoped[0]
     with pytest.raises(kb.ScratchOverflowError, match="scratch overflow: "):
-        case = cases.make("ring_gqa", context=2048, causal=False, scoped=False)
+        case = catalogue.make("ring_gqa", context=2048, causal=False, scoped=False)
         case.call.record(*case.inputs.specs)
 
 
@@ -135,7 +135,9 @@ def test_the_unscoped_ring_overflows() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ring_all_reduce(ranks: int, dtype: str) -> None:
     """Every PE has the same bits, and sends 2 (n - 1) / n of the array."""
-    case = cases.make("ring_all_reduce", rows=20, columns=8, num_pes=ranks, dtype=dtype)
+    case = catalogue.make(
+        "ring_all_reduce", rows=20, columns=8, num_pes=ranks, dtype=dtype
+    )
     out = np.asarray(case.call(*case.arrays))
     assert case.error_of(out) <= case.tolerance
     for one in out if ranks > 1 else ():
@@ -149,7 +151,7 @@ def test_ring_all_reduce(ranks: int, dtype: str) -> None:
 
 def test_a_ring_overlaps_its_messages_with_compute() -> None:
     """The hop's send is on the link while the GEMM engine works on the same tile."""
-    case = cases.make("ring_gqa", context=512, num_pes=4, causal=False, dim=64)
+    case = catalogue.make("ring_gqa", context=512, num_pes=4, causal=False, dim=64)
     log = case.call.op_log(*case.inputs.specs).filter(pe=1)
     columns = log.columns(["engine", "start_ps", "end_ps"])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import cases
+from kbjax import catalogue
 from kbjax.op_log import COLUMNS, MORE_COLUMNS, OpLog, OpRecord
 from tests.timing_programs import timing_kernel
 
@@ -216,7 +216,7 @@ def test_refusals_of_the_log() -> None:
 
 
 def test_a_report_for_people() -> None:
-    case = cases.make("gqa_decode", context=4096, num_pes=1)
+    case = catalogue.make("gqa_decode", context=4096, num_pes=1)
     log = case.call.op_log(*case.inputs.specs)
     text, page = str(log.summary()), log._repr_html_()
     for part in ("limited by    ", "critical path", "stalls", "roofline", "times that"):

@@ -1,0 +1,153 @@
+"""The kernels that can be named: shipped ones, and a user's by ``path.py:function``.
+
+A named kernel is a function `case(...)` that returns a `Case`: its parameters are the
+kernel's sizes, with defaults, and the keyword-only `hardware`. Shipped kernels have one
+in their module; a user's file may have several.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kbjax import errors
+from kbjax.cases import Case
+from kbjax.hardware import Hardware
+from kbjax.ranges import nearest
+
+
+def kernel_names() -> list[str]:
+    """The shipped kernels: modules of `kbjax.kernels`, helpers (`_name`) left out."""
+    package = importlib.import_module("kbjax.kernels")
+    found = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def kernel_module(name: str) -> ModuleType:
+    """The module of a shipped kernel.
+
+    Raises:
+      KernelError: for a name that is none, listing those that are.
+    """
+    names = kernel_names()
+    if name not in names:
+        raise errors.KernelError(
+            f"there is no kernel {name!r}",
+            allowed=f"{', '.join(names)}, or your own as path.py:function",
+            remedy=f"The nearest is {nearest(name, names)}",
+        )
+    return importlib.import_module(f"kbjax.kernels.{name}")
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    """The sizes of a kernel, with their defaults; `inspect.Parameter.empty` where a
+    user's has none.
+
+    Raises:
+      KernelError: for a name that is none.
+    """
+    return _sizes(_case_function(name))
+
+
+def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Case:
+    """The case of a kernel; sizes that are left out keep their defaults.
+
+    Args:
+      name: of a shipped kernel, or ``path.py:function``.
+      hardware: what it is called with; the default hardware where None.
+      **sizes: of the kernel, by name.
+
+    Raises:
+      KernelError: for a name that is none, a size that this kernel does not have or
+        lacks, and for a function that returns no `Case`.
+    """
+    function = _case_function(name)
+    known = _sizes(function)
+    for size in sizes:
+        if size not in known:
+            raise errors.KernelError(
+                f"{name} has no size {size!r}",
+                allowed=", ".join(known) or "none",
+                remedy=f"The nearest is {nearest(size, known)}" if known else "",
+            )
+    missing = [
+        size
+        for size, default in known.items()
+        if default is inspect.Parameter.empty and size not in sizes
+    ]
+    if missing:
+        raise errors.KernelError(
+            f"{name} needs {', '.join(missing)}", remedy="Give --size NAME=VALUE"
+        )
+    found = function(**sizes, hardware=hardware)
+    if not isinstance(found, Case):
+        raise errors.KernelError(
+            f"{name} is no case",
+            got=f"it returned a {type(found).__name__}",
+            remedy=_RETURN_A_CASE,
+        )
+    return found
+
+
+_RETURN_A_CASE = (
+    "Name a function that takes the kernel's sizes and the keyword `hardware`, and "
+    "returns a kbjax.cases.Case, as `case` in each of kbjax's kernels"
+)
+
+
+def _sizes(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+def _case_function(name: str) -> Callable[..., Any]:
+    path, colon, function_name = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return kernel_module(name).case
+    module = _module_at(path)
+    function = getattr(module, function_name, None)
+    if not inspect.isfunction(function):
+        functions = [n for n, f in vars(module).items() if inspect.isfunction(f)]
+        raise errors.KernelError(
+            f"{path} has no function {function_name!r}",
+            allowed=", ".join(functions) or "none: it has no functions",
+        )
+    if "hardware" not in inspect.signature(function).parameters:
+        raise errors.KernelError(
+            f"{name} is no case",
+            got="it takes no `hardware`",
+            remedy=_RETURN_A_CASE,
+        )
+    return function
+
+
+def _module_at(path: str) -> ModuleType:
+    try:
+        changed_ns = os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise errors.KernelError(f"cannot read {path}: {error.strerror}") from error
+    return _loaded(os.path.realpath(path), changed_ns)
+
+
+@functools.lru_cache(maxsize=32)
+def _loaded(path: str, changed_ns: int) -> ModuleType:
+    """The module in a file, run once for each of the file's versions; the modules
+    beside it can be imported, as from a script."""
+    folder, file = os.path.split(path)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"_kbjax_user_{file.removesuffix('.py')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a path that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

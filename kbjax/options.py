@@ -1,0 +1,101 @@
+"""What the commands of the command line share: their options, how sizes and hardware
+are read from them, how a refusal is shown, and the JSON they print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kbjax import errors
+
+if TYPE_CHECKING:
+    from kbjax.hardware import Hardware
+
+SCHEMA_VERSION = 1
+
+KernelName = Annotated[
+    str,
+    typer.Argument(
+        help="A name that `kbjax kernels` lists, or your own as path.py:function."
+    ),
+]
+Context = Annotated[int | None, typer.Option(help="Keys, in tokens.")]
+Tile = Annotated[int | None, typer.Option(help="Keys a tile.")]
+DTypeName = Annotated[str | None, typer.Option(help="float32, bfloat16, ...")]
+NumPes = Annotated[int | None, typer.Option(help="PEs that run it.")]
+Seed = Annotated[int | None, typer.Option(help="Of the random inputs.")]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
+]
+HardwareName = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        metavar="PROFILE_OR_FILE",
+        help="A profile that `kbjax hardware` lists, or a TOML file.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+def say_json(report: dict[str, Any]) -> None:
+    """Print a report as JSON, with its schema version."""
+    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **report}, default=str))
+
+
+@contextlib.contextmanager
+def refusals(as_json: bool) -> Iterator[None]:
+    """Show a refusal as text or JSON, and exit with status 1."""
+    try:
+        yield
+    except errors.KbjaxError as error:
+        if as_json:
+            say_json({"error": error.to_dict()})
+        else:
+            Console(stderr=True).print(
+                f"{type(error).__name__}: {error}", markup=False, soft_wrap=True
+            )
+        raise typer.Exit(1) from None
+
+
+def named_hardware(name_or_path: str) -> Hardware:
+    """What `--hardware` names."""
+    from kbjax.hardware import named
+
+    return named(name_or_path)
+
+
+def hardware_report(name_or_path: str, found: Hardware) -> dict[str, Any]:
+    """What a JSON report says of the hardware: its name or path, and all fields."""
+    return {"name": name_or_path, **found.to_dict()}
+
+
+def given_sizes(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
+    """The sizes that the command line gives: those with options of their own, and
+    ``NAME=VALUE`` as integers, booleans or text."""
+    given = {name: value for name, value in named.items() if value is not None}
+    return given | _parsed(pairs or [])
+
+
+def _parsed(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--size")
+        if name == "hardware":
+            raise typer.BadParameter("hardware is no size; use --hardware",
+                                     param_hint="--size")  # fmt: skip
+        try:
+            value = json.loads(text.lower() if text in ("True", "False") else text)
+        except json.JSONDecodeError:
+            value = text
+        found[name.replace("-", "_")] = value
+    return found
