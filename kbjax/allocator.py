@@ -249,15 +249,15 @@ class Arena:
         self._forget(loop)
         self._next_uid = loop.first_uid
 
-    def _forget(self, loop: Level) -> None:
-        """What was allocated since the loop's start has never been."""
-        self.cursor = loop.start_bytes
-        for uid in range(loop.first_uid, self._next_uid):
+    def _forget(self, level: Level) -> None:
+        """What was allocated since the block's start has never been."""
+        self.cursor = level.start_bytes
+        for uid in range(level.first_uid, self._next_uid):
             self.allocations.pop(uid, None)
             self._leases.pop(uid, None)
             self._released.pop(uid, None)
             self.deaths.pop(uid, None)
-        loop.events.clear()
+        level.events.clear()
 
     def exit_loop(self) -> int:
         """Close the loop; the cursor goes to where its last iteration leaves it. A body
@@ -283,7 +283,7 @@ class Arena:
                 loop.events.clear()
                 found = replace(found, iterations=at)
                 problem = self._overflow(found, footprint.growths((closed,)))
-                self.abandon_loop(loop)
+                self.abandon(loop)
                 raise problem
         self.levels.pop()
         self.cursor = loop.start_bytes
@@ -293,12 +293,12 @@ class Arena:
             self.innermost.events.append(closed)
         return growth
 
-    def abandon_loop(self, loop: Level) -> None:
-        """Drop a loop that was refused or left before its end, as if it had never been,
-        with what is open inside it. Its allocations' uids are not given again."""
-        if loop in self.levels:
-            self._forget(loop)
-            del self.levels[self.levels.index(loop) :]
+    def abandon(self, level: Level) -> None:
+        """Drop a block that was refused or left before its end, as if it had never
+        been, with what is open inside it. Its allocations' uids are not given again."""
+        if level in self.levels:
+            self._forget(level)
+            del self.levels[self.levels.index(level) :]
 
     # --- overflow --------------------------------------------------------------------
 

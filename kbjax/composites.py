@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ import numpy as np
 
 from kbjax import errors, expr, ranges
 from kbjax.allocator import Arena
-from kbjax.blocks import ScopeGuard
 from kbjax.expr import Var
 from kbjax.program import TensorSpec
 from kbjax.recorder import Recorder
@@ -90,7 +90,7 @@ class Composites(Transfers):
           operands: HBM views, the output last.
           tile: a tile's size along each of these axes, or one for all. None: the
             kernel's own, no larger than the axis needs, and halved until the tiles fit
-            in the scratch that is left.
+            in the scratch that is left; in a loop, in that of its first iteration.
           options: of the kernel. `buffers`: tiles are loaded `buffers` - 1 ahead; 2
             where it is not given.
 
@@ -129,11 +129,14 @@ class Composites(Transfers):
                 got=repr(options["buffers"]),
                 allowed=">= 1",
             )
+        scope = self._recorder.open_scope(ScopeLine(f"composite {kind}", site))
         try:
-            with ScopeGuard(self._recorder, ScopeLine(f"composite {kind}", site)):
-                options |= self._tiles(kind, row, views, sizes, tile, options, site)
-                _run(self, row, views, options)
+            options |= self._tiles(kind, row, views, sizes, tile, options, site)
+            _run(self, row, views, options)
+            self._recorder.close_scope(scope, failed=False)
         except errors.KbjaxError as error:
+            traceback.clear_frames(error.__traceback__)  # its open loops end here
+            self._recorder.abandon_scope(scope)
             if isinstance(error, errors.ScratchOverflowError):
                 raise  # says which tile of the kernel, and in which scopes it is
             raise error.at(site).with_traceback(None) from None

@@ -32,6 +32,7 @@ from kbjax.program import (
 )
 
 _MOST = 1 << 22  # sends and receives that are run
+_AT_ONCE = 1 << 16  # iterations times PEs that are compared
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ class _Exchange:
             run += int(active.sum())
             if run > _MOST:
                 raise errors.KernelError(
-                    f"the kernel sends and receives more than {_MOST:,} messages: "
-                    "whether they match cannot be proven",
+                    f"the kernel sends and receives more than {_MOST:,} messages that "
+                    "do not repeat: whether they match cannot be proven",
                     site=command.site,
                     remedy="Send larger messages",
                 )
@@ -139,7 +140,7 @@ class _Exchange:
     def receive(self, pe: int, command: RecvCmd) -> None:
         box = self.boxes[pe, command.offset]
         if not box:
-            raise _Blocked(self).error(pe, command)
+            raise self._blocked(pe, command)
         sent, channel = box.popleft(), Channel.of(command)
         self._held[pe, Channel.of(sent)] -= 1
         if Channel.of(sent) != channel:
@@ -150,6 +151,19 @@ class _Exchange:
                 site=command.site,
                 remedy="Receive messages of one offset in the order of their sends, in "
                 "their shapes and dtypes",
+            )
+
+    def _blocked(self, pe: int, command: RecvCmd) -> errors.KernelError:
+        try:
+            return _Blocked(self).error(pe, command)
+        except errors.KernelError:  # too many messages to say why
+            sender = self.sender(pe, command.offset)
+            return errors.KernelError(
+                f"PE {pe} waits at {command.site} for a message of PE {sender} that is "
+                "never sent, or is sent further down in the program",
+                site=command.site,
+                got=f"none left of offset {command.offset}",
+                remedy="Send before the wait, with the same offset and equally often",
             )
 
     def check_empty(self) -> None:
@@ -178,18 +192,20 @@ def _events(
         if isinstance(item, SendCmd | RecvCmd):
             yield item, active
         elif isinstance(item, Loop) and has_messages(item.body):
-            trips = np.broadcast_to(expr.evaluate(item.trip, env, np), active.shape)
-            for alike in _alike(item, env, trips.clip(0), active):
-                for i in alike:
-                    before = on_their_way()
+            trips = np.broadcast_to(_values(item.trip, env), active.shape)
+            for alike in _alike(item, env, trips, active):
+                for n, i in enumerate(alike):
+                    # At 0, 1, 3, 7 ...: a look takes as long as there are messages.
+                    looks = n & (n + 1) == 0
+                    before = on_their_way() if looks else None
                     # An array: what a `when` leaves out may divide by it being 0.
                     inner = {**env, item.index: np.asarray(i)}
                     running = active & (i < trips)
                     yield from _events(item.body, inner, running, on_their_way)
-                    if on_their_way() == before:
+                    if looks and on_their_way() == before:
                         break
         elif isinstance(item, When) and has_messages(item.body):
-            holds = np.asarray(expr.evaluate(item.condition, env, np)) != 0
+            holds = _values(item.condition, env) != 0
             yield from _events(item.body, env, active & holds, on_their_way)
         elif isinstance(item, Scope):
             yield from _events(item.body, env, active, on_their_way)
@@ -200,25 +216,30 @@ def _alike(
 ) -> Iterator[range]:
     """Runs of iterations in which each active PE sends and receives the same."""
     most, pes = int(trips[active].max()), len(active)
-    starts = {0, *trips[active].tolist()}
     values = _deciding(loop.body)
-    if loop.index in expr.variables(*values):
-        if not expr.variables(*values) <= {*env, loop.index}:  # an inner loop's, too
-            yield from (range(i, i + 1) for i in range(most))
-            return
-        step = max(_MOST // pes, 1)
-        for first in range(0, most, step):
-            starts.add(first)
-            some = np.arange(first, min(first + step, most))
-            every = {**env, loop.index: some[:, None]}
+    free = expr.variables(*values)
+    depends = loop.index in free
+    if depends and not free <= {*env, loop.index}:  # on an inner loop's, too
+        yield from (range(i, i + 1) for i in range(most))
+        return
+    step = max(_AT_ONCE // pes, 1) if depends else most
+    for first in range(0, most, max(step, 1)):
+        last = min(first + step, most)
+        starts = {first, *(n for n in trips[active].tolist() if first < n < last)}
+        if depends:
+            every = {**env, loop.index: np.arange(first, last)[:, None]}
             for value in values:
-                with np.errstate(divide="ignore"):  # where a `when` leaves it out
-                    found = expr.evaluate(value, every, np)
-                rows = np.broadcast_to(found, (len(some), pes))
+                rows = np.broadcast_to(_values(value, every), (last - first, pes))
                 differs = (rows[1:] != rows[:-1]).any(axis=1)
                 starts |= {*(first + 1 + np.flatnonzero(differs)).tolist()}
-    edges = sorted(starts | {most})
-    yield from map(range, edges, edges[1:])
+        edges = [*sorted(starts), last]
+        yield from map(range, edges, edges[1:])
+
+
+def _values(value: expr.Expr, env: Mapping[expr.Var, Any]) -> np.ndarray:
+    """Of each iteration and PE. Those that a `when` leaves out may divide by 0."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(expr.evaluate(value, env, np))
 
 
 def _deciding(block: Block) -> list[expr.Expr]:

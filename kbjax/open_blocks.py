@@ -164,6 +164,16 @@ class OpenBlocks:
         if lost is not None and not failed:
             raise lost
 
+    def abandon_scope(self, scope: Level) -> None:
+        """Drop a scope that was refused, as if it had never been, with what is open
+        inside it."""
+        depth = self.arena.levels.index(scope)
+        marks = self.blocks[depth].marks
+        del self.blocks[depth:]
+        self.arena.abandon(scope)
+        self.domain, self.pending = scope.domain, None
+        self.rewind(marks)
+
     def _end_of_bytes(self, scope: Level) -> errors.KbjaxError | None:
         """What is wrong with giving back the bytes of a scope, if anything is."""
         assert scope.line is not None

@@ -187,7 +187,7 @@ class Recorder(OpenBlocks):
         return carried.Recording(block, self.arena.end_iteration(), before, after)
 
     def _abandon(self, level: Level, marks: Marks) -> None:
-        self.arena.abandon_loop(level)
+        self.arena.abandon(level)
         self.rewind(marks)
 
 
