@@ -38,6 +38,7 @@ class Composite:
       by_name: the axes of the views that the kernel takes by name.
       tiles: the kernel's options that `tile` gives, in order, with the axis of each.
       options: what else the kernel takes by name.
+      floats: whether all views are of floats.
     """
 
     kernel: str
@@ -45,6 +46,7 @@ class Composite:
     by_name: Mapping[str, str]
     tiles: Mapping[str, str]
     options: tuple[str, ...]
+    floats: bool = False
 
     def function(self) -> Callable[..., None]:
         module = importlib.import_module(f"kbjax.kernels.{self.kernel}")
@@ -66,6 +68,7 @@ TABLE = {
         by_name={"sinks": "G", "slopes": "G"},
         tiles={"block": "Q", "tile": "S"},
         options=("buffers", "causal", "window", "softcap"),
+        floats=True,
     ),
 }
 
@@ -96,7 +99,8 @@ class Composites(Transfers):
 
         Raises:
           KernelError: for a composite that there is not, or other arguments than its.
-          ShapeError, MemorySpaceError, OutOfBoundsError: for views that do not fit.
+          ShapeError, DTypeError, MemorySpaceError, OutOfBoundsError: for views that do
+            not fit.
           ScratchOverflowError: where no tile fits.
         """
         site = self._recorder.enter_call()
@@ -147,12 +151,20 @@ class Composites(Transfers):
         """The size of each axis, by its letter.
 
         Raises:
-          MemorySpaceError, ShapeError, OutOfBoundsError: for views that do not fit.
+          MemorySpaceError, DTypeError, ShapeError, OutOfBoundsError: for views that do
+            not fit.
         """
         op, sizes = f"composite {kind!r}", dict[str, int]()
         *_, output = row.operands
-        for view in views.values():
+        for name, view in views.items():
             self._require_hbm(op, view)
+            if row.floats and not view.dtype.is_float:
+                raise errors.DTypeError(
+                    f"{op} takes floats",
+                    site=site,
+                    got=f"{name} of {view.dtype.name}",
+                    allowed="views of a float dtype",
+                )
             if view.pointers:
                 raise errors.OutOfBoundsError(
                     f"{op} of {view.spec.name} starts where data says, perhaps outside",

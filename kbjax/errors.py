@@ -43,7 +43,7 @@ class KbjaxError(Exception):
         return _restored, (type(self), self.args, self.__dict__)
 
     def at(self, site: Site) -> KbjaxError:
-        """The same error, said of this line."""
+        """This error, changed to be said of this line."""
         self.site = site
         self.args = (self._message(),)
         return self

@@ -12,8 +12,8 @@ from kbjax.site import here
 
 class NotATile:
     """What a kernel holds that is no tile, and says so where it is used as one: in
-    arithmetic, comparisons of size, subscripts, and what Python asks of a number or a
-    sequence."""
+    arithmetic, comparisons of size, subscripts, a tile's attributes, and what Python
+    asks of a number, a sequence or an array."""
 
     __slots__ = ()
 
@@ -28,8 +28,8 @@ class NotATile:
     __getitem__ = __setitem__ = __matmul__ = __rmatmul__ = __pos__ = _refused
     __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
     __divmod__ = __rdivmod__ = __complex__ = __round__ = __contains__ = _refused
-    __array_ufunc__ = _refused
-    __jax_array__ = property(_refused)
+    __array__ = __array_ufunc__ = to = _refused
+    __jax_array__ = T = shape = dtype = ndim = nbytes = property(_refused)
 
 
 def _install_refusals() -> None:
@@ -76,9 +76,7 @@ class LoadFuture(NotATile):
             remedy="Use the tile that its wait() gives",
         )
 
-    __eq__ = __ne__ = __array__ = NotATile._refused
-    T = shape = dtype = ndim = nbytes = property(NotATile._refused)
-    to = NotATile._refused
+    __eq__ = __ne__ = NotATile._refused
     __hash__ = object.__hash__
 
     def __str__(self) -> str:

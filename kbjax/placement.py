@@ -89,7 +89,7 @@ def check_traced(arrays: Sequence[Any], mesh: Mesh) -> None:
 _DEVICE_IDS = re.compile(r"device ids \[([\d, ]+)\] on platform (\w+)")
 
 
-def told(error: ValueError, mesh: Mesh) -> errors.KernelError | None:
+def as_refusal(error: ValueError, mesh: Mesh) -> errors.KernelError | None:
     """JAX's own refusal of arrays on other devices than the mesh, as ours; None for
     any other error."""
     found = _DEVICE_IDS.search(str(error))

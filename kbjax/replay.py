@@ -93,7 +93,7 @@ class Replays:
         try:
             replayed = self.compiled[which](*split)
         except ValueError as error:
-            refused = None if found is None else placement.told(error, found)
+            refused = None if found is None else placement.as_refusal(error, found)
             if refused is None:
                 raise
             raise refused from None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kbjax as kb
+from kbjax.kernels import _prefetch
 
 NEGATIVE_INFINITY = float("-inf")
 RUN = 64  # tiles whose sums are made for themselves
@@ -43,6 +44,13 @@ def start(tl: Any, rows: int, dim: int, sink: Any = None) -> Running:
     )
 
 
+def raised(tl: Any, m: Any, other: Any) -> tuple[Any, Any]:
+    """The larger of two maxima, and what to subtract from scores for it: 0 where both
+    are -inf, as of a row that has seen no key yet, since -inf - -inf is NaN."""
+    m_new = tl.maximum(m, other)
+    return m_new, tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)
+
+
 def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
     """Fold one tile into the state.
 
@@ -54,9 +62,7 @@ def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
       wide: keep the probabilities in float32, which the product with values of a
         smaller dtype takes longer for; else they are rounded to that of the values.
     """
-    m_new = tl.maximum(state.m, tl.max(s, axis=1, keepdims=True))
-    # A row that has seen no key yet has m_new = -inf, and -inf - -inf is NaN.
-    m_safe = tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)
+    m_new, m_safe = raised(tl, state.m, tl.max(s, axis=1, keepdims=True))
     p = tl.exp(s - m_safe)
     scale = tl.exp(state.m - m_safe)
     tl.copy_to(state.l, state.l * scale + tl.sum(p, axis=1, keepdims=True))
@@ -67,8 +73,7 @@ def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
 
 def merge(tl: Any, state: Running, other: Running) -> None:
     """Fold the state of other keys into the state, which is written with copy_to."""
-    m_new = tl.maximum(state.m, other.m)
-    m_safe = tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)  # as in `fold`
+    m_new, m_safe = raised(tl, state.m, other.m)
     mine, theirs = tl.exp(state.m - m_safe), tl.exp(other.m - m_safe)
     tl.copy_to(state.l, state.l * mine + other.l * theirs)
     tl.copy_to(state.acc, state.acc * mine + other.acc * theirs)
@@ -138,26 +143,18 @@ class Prefetched(Tiles):
         pages: Any = None,
     ) -> None:
         super().__init__(tl, k, v, tile, pages)
-        self.depth, self.count = depth, count
-        self.buffers = [
-            (tl.circular_buffer(depth, (tile, x.shape[-1]), x.dtype), x) for x in (k, v)
-        ]
-        for n in range(depth - 1):
-            self._push(first + n)
+        self.loads = _prefetch.Prefetched(
+            tl, depth, count, lambda j: (self._rows(k, j), self._rows(v, j)), first
+        )
 
     def ahead(self, j: Any) -> None:
-        self._push(j + self.depth - 1)
+        self.loads.ahead(j)
 
     def keys(self, j: Any) -> Any:
-        return self.buffers[0][0].pop()
+        return self.loads.pop(0)
 
     def values(self, j: Any) -> Any:
-        return self.buffers[1][0].pop()
-
-    def _push(self, j: Any) -> None:
-        with self.tl.when(j < self.count):
-            for buffer, x in self.buffers:
-                buffer.push(self._rows(x, j), other=0.0)
+        return self.loads.pop(1)
 
 
 def tiles(

@@ -7,8 +7,8 @@ from typing import Any
 
 
 class Prefetched:
-    """Tiles 0 to `count` - 1 of some arrays, each used once, in order. They are loaded
-    `depth` - 1 tiles ahead, into a circular buffer of `depth` slots for each array."""
+    """Tiles `first` to `count` - 1 of some arrays, each used once, in order. They are
+    loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array."""
 
     def __init__(
         self,
@@ -16,16 +16,25 @@ class Prefetched:
         depth: int,
         count: Any,
         views: Callable[[Any], tuple[Any, ...]],
+        first: Any = 0,
     ) -> None:
         """`views(j)`: where tile j of each array is; what lies past an end is 0."""
         self.tl, self.depth, self.count, self.views = tl, depth, count, views
         self.buffers = [tl.circular_buffer(depth, v.shape, v.dtype) for v in views(0)]
-        for first in range(depth - 1):
-            self._push(first)
+        for n in range(depth - 1):
+            self._push(first + n)
+
+    def ahead(self, j: Any) -> None:
+        """Begin the loads that are due at tile j."""
+        self._push(j + self.depth - 1)
+
+    def pop(self, array: int) -> Any:
+        """The next tile of one of the arrays."""
+        return self.buffers[array].pop()
 
     def next(self, j: Any) -> list[Any]:
         """Tile j of each array."""
-        self._push(j + self.depth - 1)
+        self.ahead(j)
         return [buffer.pop() for buffer in self.buffers]
 
     def _push(self, j: Any) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import kbjax as kb
 
 
@@ -36,16 +38,21 @@ class Scores:
     softcap: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.causal, bool):
+        if not isinstance(self.causal, bool | np.bool_):
             raise kb.DTypeError("causal is true or false", got=repr(self.causal))
-        if type(self.window) is not int or self.window < 0:
+        if not _is_number(self.window, int, np.integer) or self.window < 0:
             raise kb.ShapeError(
                 "window is a number of keys", got=repr(self.window), allowed=">= 0"
             )
-        if type(self.softcap) not in (int, float) or not 0 <= self.softcap < math.inf:
+        numbers = int, float, np.integer, np.floating
+        if not _is_number(self.softcap, *numbers) or not 0 <= self.softcap < math.inf:
             raise kb.ShapeError(
                 "softcap is the largest score", got=repr(self.softcap), allowed=">= 0"
             )
+        # As Python's own: symbolic integers and tiles take no NumPy scalars' types.
+        object.__setattr__(self, "causal", bool(self.causal))
+        object.__setattr__(self, "window", int(self.window))
+        object.__setattr__(self, "softcap", float(self.softcap))
 
     def modifier(
         self, tl: Any, distance: Any, shift: Any, slope: Any
@@ -108,3 +115,7 @@ class Scores:
         inner = tl.cdiv(tl.maximum(end - self.window, 0), tile)
         whole = tl.maximum(inner, whole)  # a narrow window has both edges in a tile
         return [(first, inner, True), (inner, whole, False), (whole, some, True)]
+
+
+def _is_number(value: object, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)

@@ -54,7 +54,7 @@ def paged_decode(
             qh = tl.load(q[rows, :])
             pools = k[:, h], v[:, h]
             tiles = partial(attention.tiles, tl, *pools, page, buffers, pages=pages)
-            out = ragged_decode.attend(tl, qh, tiles, page, count, valid)
+            out = ragged_decode.attend_valid(tl, qh, tiles, page, count, valid)
             tl.store(o[rows, :], out.to(o.dtype))
 
 

@@ -49,11 +49,11 @@ def ragged_decode(
         with tl.scratch_scope("head"):
             qh = tl.load(q[rows, :])
             tiles = partial(attention.tiles, tl, k[h], v[h], tile, buffers)
-            out = attend(tl, qh, tiles, tile, count, valid)
+            out = attend_valid(tl, qh, tiles, tile, count, valid)
             tl.store(o[rows, :], out.to(o.dtype))
 
 
-def attend(
+def attend_valid(
     tl: Any,
     q: Any,
     tiles_of: Callable[..., attention.Tiles],

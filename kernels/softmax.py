@@ -19,8 +19,7 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Inputs, positive, tolerance
-
-NEGATIVE_INFINITY = float("-inf")
+from kbjax.kernels._attention import NEGATIVE_INFINITY, raised
 
 
 def softmax(tl: Any, x: Any, o: Any, *, block: int = 16, tile: int = 2048) -> None:
@@ -35,9 +34,7 @@ def softmax(tl: Any, x: Any, o: Any, *, block: int = 16, tile: int = 2048) -> No
                 with tl.scratch_scope("sum"):
                     here = tl.ds(i * block, block), tl.ds(j * tile, tile)
                     s = tl.load(x[here], other=NEGATIVE_INFINITY).to("float32")
-                    m_new = tl.maximum(m, tl.max(s, axis=1, keepdims=True))
-                    # Where all so far is -inf, -inf - -inf would be NaN.
-                    m_safe = tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)
+                    m_new, m_safe = raised(tl, m, tl.max(s, axis=1, keepdims=True))
                     p = tl.exp(s - m_safe)
                     scale = tl.exp(m - m_safe)
                     tl.copy_to(l, l * scale + tl.sum(p, axis=1, keepdims=True))

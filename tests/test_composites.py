@@ -34,7 +34,7 @@ def composite(tl: Any, *views: Any, kind: str, **options: Any) -> None:
 
 
 def commands(program: kb.Program) -> list[tuple[str, Any]]:
-    """What is run, and on which bytes."""
+    """What is run, and what each command writes."""
     log = [(type(c).__name__, c.writes) for c in program.walk() if hasattr(c, "writes")]
     return [(kind, ref and (ref.shape, str(ref.dtype))) for kind, ref in log]
 
@@ -51,6 +51,13 @@ TWINS = [
         flash_prefill,
         {"window": 50, "softcap": 20.0, "buffers": 1},
         {"block": 8, "tile": 64},
+    ),
+    (
+        "flash",
+        FLASH,
+        flash_prefill,
+        {"window": np.int32(50), "softcap": np.float32(20), "causal": np.True_},
+        {"block": 16, "tile": 32},
     ),
 ]
 
@@ -70,6 +77,38 @@ def test_it_is_the_kernel_of_the_same_tiling(
     assert programs[0].peak_scratch == programs[1].peak_scratch
     logs = [call.op_log(*arrays) for call in (mine, own)]
     assert logs[0].total_ns == logs[1].total_ns > 0
+
+
+def refuse_no(tl: Any, a: Any, b: Any, o: Any) -> None:
+    tl.composite("gemm", a, b, o, tile=16)
+
+
+def refused_first(tl: Any, a: Any, b: Any, o: Any, *, wrong: dict[str, Any]) -> None:
+    with pytest.raises(kb.KbjaxError):
+        tl.composite("gemm", a, b, o, **wrong)
+    refuse_no(tl, a, b, o)
+
+
+def refused_in_a_loop(
+    tl: Any, a: Any, b: Any, o: Any, *, wrong: dict[str, Any]
+) -> None:
+    for _ in tl.range(2):
+        refused_first(tl, a, b, o, wrong=wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tile": (512, 512, 512)}, {"tile": 512, "buffers": 9}, {"tile": 0}]
+)
+@pytest.mark.parametrize("kernel", [refused_first, refused_in_a_loop])
+def test_a_refused_composite_changes_nothing(kernel: Any, wrong: Any) -> None:
+    """It may be caught, and the kernel goes on as if it had never been called."""
+    arrays, out = normal((512, 512), (512, 512)), spec((512, 512))
+    call = kb.kernel_call(partial(kernel, wrong=wrong), out)
+    own = kb.kernel_call(refuse_no, out)
+    found, want = call.record(*arrays), own.record(*arrays)
+    assert found.peak_scratch == want.peak_scratch
+    assert commands(found) == commands(want)
+    assert_same_bits(call(*arrays), own(*arrays))
 
 
 def test_int8_sums_in_int32() -> None:

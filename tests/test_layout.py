@@ -85,7 +85,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "composites": {
         "allocator",
-        "blocks",
         "errors",
         "expr",
         "program",

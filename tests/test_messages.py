@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import dtypes
+from kbjax import dtypes, messages
 from tests import message_programs
 from tests.helpers import assert_same_bits, assert_same_tcm
 from tests.message_programs import Simulation, drawn_program, runs_in_lockstep
@@ -177,7 +177,7 @@ def test_a_ring_under_a_when_on_the_index(num_pes: int) -> None:
 
 
 @pytest.mark.parametrize("received", [STEPS - 1, STEPS])
-def test_as_many_steps_as_an_index_can_count(received: int) -> None:
+def test_five_million_steps_that_repeat(received: int) -> None:
     """Steps that repeat each other are matched once; the last one counts."""
 
     def ring(tl: Any, x: Any, o: Any) -> None:
@@ -199,7 +199,130 @@ def test_as_many_steps_as_an_index_can_count(received: int) -> None:
         call.record(specs)
 
 
-def test_a_condition_that_divides_by_an_outer_index() -> None:
+def test_one_receive_too_many_after_five_million_steps() -> None:
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        state = tl.load(x)
+        for _ in tl.range(STEPS):
+            tl.send(state, 1).wait()
+            tl.recv((4,), "float32", 1, out=state).wait()
+        tl.recv((4,), "float32", 1).wait()
+        tl.store(o, state)
+
+    call = kb.kernel_call(kernel, FOUR, num_pes=3)
+    with pytest.raises(kb.KernelError, match=r"PE 0 waits at .* is never sent"):
+        call.record(f32((3, 4)))
+
+
+def test_a_long_queue_is_filled_and_emptied() -> None:
+    """What is on its way is not looked at in every iteration."""
+    steps = 30_000
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        state = tl.load(x)
+        for _ in tl.range(steps):
+            tl.send(state, 1).wait()
+        for _ in tl.range(steps):
+            tl.recv((4,), "float32", 1).wait()
+        tl.store(o, state)
+
+    kb.kernel_call(kernel, FOUR, num_pes=3).record(f32((3, 4)))
+
+
+SLOW = 40  # iterations of the loops below
+
+
+def unequal(condition: Callable[[Any, int], Any], but: int) -> Kernel:
+    """Messages are sent where the condition holds, and received there, but for one
+    iteration on one PE."""
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        state, pe = tl.load(x), tl.program_id()
+        for i in tl.range(SLOW):
+            with tl.when(condition(i, pe)):
+                tl.send(state, 0).wait()
+            with tl.when(condition(i, pe) & ((i != but) | (pe != 2))):
+                tl.recv((4,), "float32", 0).wait()
+        tl.store(o, state)
+
+    return kernel
+
+
+CONDITIONS = {
+    "all": lambda i, pe: i >= 0,
+    "even": lambda i, pe: i % 2 == 0,
+    "from the fourth on": lambda i, pe: i >= 4,
+    "one PE": lambda i, pe: pe == 2,
+    "the PE's own part": lambda i, pe: (i // 8) % 4 == pe,
+    "all but one": lambda i, pe: i != 17,
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 12, 1 << 16])
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+def test_each_iteration_that_differs_is_run(
+    condition: Callable[[Any, int], Any], at_once: int, monkeypatch: Any
+) -> None:
+    """However many are compared at once: one receive too few is found in any of them,
+    and none is found where there is none."""
+    monkeypatch.setattr(messages, "_AT_ONCE", at_once)
+    for but in range(-1, SLOW):
+        call = kb.kernel_call(unequal(condition, but), FOUR, num_pes=4)
+        if but >= 0 and condition(but, 2):
+            with pytest.raises(kb.KernelError, match=r"PE 2 .* is never received"):
+                call.record(f32((4, 4)))
+        else:
+            call.record(f32((4, 4)))
+
+
+def test_a_condition_on_two_loops() -> None:
+    def kernel(tl: Any, x: Any, o: Any, *, but: int) -> None:
+        state = tl.load(x)
+        for i in tl.range(5):
+            for j in tl.range(i + 1):
+                with tl.when((i + j) % 2 == 0):
+                    tl.send(state, 1).wait()
+                with tl.when(((i + j) % 2 == 0) & (10 * i + j != but)):
+                    tl.recv((4,), "float32", 1).wait()
+        tl.store(o, state)
+
+    for but in range(50):
+        call = kb.kernel_call(partial(kernel, but=but), FOUR, num_pes=3)
+        i, j = divmod(but, 10)
+        if j <= i and (i + j) % 2 == 0:
+            with pytest.raises(kb.KernelError, match="is never received"):
+                call.record(f32((3, 4)))
+        else:
+            call.record(f32((3, 4)))
+
+
+def test_trip_counts_of_each_pe() -> None:
+    """A PE runs as many iterations as it has; `by` of one PE are one too many."""
+
+    def kernel(tl: Any, x: Any, o: Any, *, by: int) -> None:
+        state, pe = tl.load(x), tl.program_id()
+        for _ in tl.range(3 * pe - 2):
+            tl.send(state, 0).wait()
+        for _ in tl.range(3 * pe - 2 + by * (pe // 3)):
+            tl.recv((4,), "float32", 0, out=state).wait()
+        tl.store(o, state)
+
+    kb.kernel_call(partial(kernel, by=0), FOUR, num_pes=4).record(f32((4, 4)))
+    for by, match in ((1, "PE 3 waits .* never sent"), (-1, "PE 3 .* never received")):
+        with pytest.raises(kb.KernelError, match=match):
+            kb.kernel_call(partial(kernel, by=by), FOUR, num_pes=4).record(f32((4, 4)))
+
+
+@pytest.mark.parametrize("future", ["send", "recv"])
+def test_a_message_is_no_array(future: str) -> None:
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        sent, got = tl.send(tl.load(x), 1), tl.recv((4,), "float32", 1)
+        np.asarray(sent if future == "send" else got)
+
+    with pytest.raises(kb.KbjaxError, match=r"is used before|gives no tile"):
+        kb.kernel_call(kernel, FOUR, num_pes=3).record(f32((3, 4)))
+
+
+def test_a_condition_that_divides_by_what_may_be_0() -> None:
     """Where the `when` around it leaves 0 out."""
 
     def kernel(tl: Any, x: Any, o: Any) -> None:
@@ -209,6 +332,9 @@ def test_a_condition_that_divides_by_an_outer_index() -> None:
                 with tl.when(i > 0), tl.when(8 // i > j):
                     tl.send(state, 1).wait()
                     tl.recv((4,), "float32", 1).wait()
+        with tl.when(tl.program_id() > 0), tl.when(8 // tl.program_id() > 1):
+            tl.send(state, 0).wait()
+            tl.recv((4,), "float32", 0).wait()
         tl.store(o, state)
 
     kb.kernel_call(kernel, FOUR, num_pes=3).record(f32((3, 4)))

@@ -585,6 +585,6 @@ def start_of_no_integer(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.load(x[row], other=0.0)  # <-
 
 
-@mistake(kb.DTypeError, "0.0 is no value of int32", "a float dtype")
+@mistake(kb.DTypeError, "composite 'flash' takes floats", "q of int32")
 def attention_of_integers(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", n, n, n, o)  # <-
