@@ -6,7 +6,9 @@ finds it by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,14 +81,14 @@ class Inputs:
         The JAX arrays share their memory with NumPy ones: a million tokens of K and V
         are not held twice.
         """
-        rng = np.random.default_rng(self.seed)
         arrays = []
-        for spec, asked in zip(self.specs, self.shapes, strict=True):
+        for n, (spec, asked) in enumerate(zip(self.specs, self.shapes, strict=True)):
             array = _aligned_empty(spec.shape, np.dtype(spec.dtype))
+            seeds = [self.seed, n]
             if isinstance(asked, Drawn):
-                array[...] = asked.draw(rng, spec.shape)
+                array[...] = asked.draw(np.random.default_rng(seeds), spec.shape)
             else:
-                _fill_normal(array.reshape(-1), rng)
+                _fill_normal(array.reshape(-1), seeds)
             arrays.append(jax.device_put(array, may_alias=True))
         return tuple(arrays)
 
@@ -184,10 +186,20 @@ def shard(what: str, whole: int, by: str, parts: int) -> int:
     return whole // parts
 
 
-def _fill_normal(elements: np.ndarray, rng: np.random.Generator) -> None:
-    for start in range(0, elements.size, 1 << 22):
-        part = elements[start : start + (1 << 22)]
-        part[...] = rng.standard_normal(part.size, np.float32)
+def _fill_normal(elements: np.ndarray, seeds: list[int]) -> None:
+    """Each part from a generator of its own, so that all cores make some."""
+    size = 1 << 22
+
+    def fill(n: int) -> None:
+        part = elements[n * size : (n + 1) * size]
+        rng = np.random.default_rng([*seeds, n])
+        if part.dtype == np.float32:
+            rng.standard_normal(dtype=np.float32, out=part)
+        else:
+            part[...] = rng.standard_normal(part.size, np.float32)
+
+    with futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(fill, range(-(-elements.size // size))))
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
