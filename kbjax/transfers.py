@@ -67,8 +67,9 @@ class Transfers(Aliases):
 
         Raises:
           HazardError: where another transfer owns bytes of `out`.
-          MemorySpaceError, ShapeError, DTypeError, OutOfBoundsError,
-          ScratchOverflowError: as `load`, and where `out` does not match.
+          MemorySpaceError, ShapeError, DTypeError: as `load`, and where `out` does not
+            match.
+          OutOfBoundsError, ScratchOverflowError: as `load`.
         """
         site = self._recorder.enter_call()
         source, filling = self._source("load_async", view, other, site)
