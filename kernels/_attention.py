@@ -81,24 +81,33 @@ def merge(tl: Any, state: Running, other: Running) -> None:
 
 
 def in_runs(
-    tl: Any, state: Running, count: int, sweep: Callable[[Running, Any, Any], None]
+    tl: Any,
+    state: Running,
+    first: Any,
+    end: Any,
+    sweep: Callable[[Running, Any, Any], None],
+    most: int,
 ) -> None:
-    """Fold tiles 0 to `count` - 1 into the state. The error of a float32 sum grows with
-    the root of what is added one after the other: of more than RUN tiles, runs of so
-    many have a state each, which is merged into that of all.
+    """Fold tiles `first` to `end` - 1 into the state. The error of a float32 sum grows
+    with the root of what is added one after the other: of more than RUN tiles, runs of
+    so many have a state each, which is merged into that of all.
 
     Args:
+      first, end: integers; may be symbolic.
       sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1.
+      most: how many tiles there are at most.
     """
-    runs = count // RUN if count > RUN else 0
-    if runs:
+    if most > RUN:
+        runs = tl.maximum(end - first, 0) // RUN
         for i in tl.range(runs):
             with tl.scratch_scope("run"):
                 part = start(tl, *state.acc.shape)
-                sweep(part, i * RUN, (i + 1) * RUN)
+                sweep(part, first + i * RUN, first + (i + 1) * RUN)
                 merge(tl, state, part)
-    if count > runs * RUN:
-        sweep(state, runs * RUN, count)
+        first = first + runs * RUN
+    is_empty = isinstance(first, int) and isinstance(end, int) and first == end
+    if not is_empty:
+        sweep(state, first, end)
 
 
 class Tiles:

@@ -6,9 +6,8 @@ Each PE owns one KV head and the `group` query heads that share it, as in `gqa_d
 
 The heads are the queries of one flash attention that is not causal, so that keys and
 values are loaded once for all of them. The scheduler loads tiles ahead and gives their
-scratch back; no scope is written here. Up to `attention.RUN` whole tiles have the bits
-of `gqa_decode`, which splits more of them into runs; a last one that is not whole is
-padded and masked there, and so adds in another order.
+scratch back; no scope is written here. The bits are those of `gqa_decode`, but for a
+last tile that is not whole: it is padded and masked here, and adds in another order.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ Each PE owns one KV head and the `group` query heads that share it:
 Causal attention is aligned bottom-right: query r sees keys up to r + S - Sq. An outer
 scope a block of queries goes around an inner scope a tile of keys (ADR-0063, D4). Tiles
 that a block does not see are skipped by a symbolic trip count; only tiles on the
-diagonal and on the window's edge are masked. A NaN in a key reaches the rows that see
-it and no others; a NaN or infinity in a value reaches all rows whose block loads its
-tile, since one matrix product folds the tile and 0 x NaN is NaN.
+diagonal and on the window's edge are masked; where there are many, they are summed in
+runs. A NaN in a key reaches the rows that see it and no others; a NaN or infinity in a
+value reaches all rows whose block loads its tile, since one matrix product folds the
+tile and 0 x NaN is NaN.
 
 What models add, alone or together: a soft cap of the scores (Gemma 2), ALiBi (Press et
 al., 2022), a sliding window (Mistral) and attention sinks (gpt-oss).
@@ -65,30 +66,39 @@ def flash_prefill(
     sinks, slopes = (
         None if x is None else _per_head(tl, x, q) for x in (sinks, slopes)
     )
+
+    def sweep(
+        own: Any, qh: Any, slope: Any, masked: bool, state: Any, first: Any, end: Any
+    ) -> None:
+        """Tiles of keys `first` to `end` - 1, for queries from position `own` on."""
+        with tl.scratch_scope("tiles"):
+            tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+            for j in tl.range(first, end):
+                shift, last = own - j * tile, keys - 1 - j * tile
+                visible = partial(scores.visible, column, distance, shift, last)
+                attention.attend(
+                    tl,
+                    state,
+                    qh,
+                    tiles,
+                    j,
+                    visible=visible if masked else None,
+                    modify=scores.modifier(tl, distance, shift, slope),
+                )
+
     for g in tl.range(group):
         sink, slope = (None if x is None else x[tl.ds(g, 1)] for x in (sinks, slopes))
         for i in tl.range(tl.cdiv(queries, block)):
             own = before + i * block  # the position of the block's first query
             end = before + tl.minimum((i + 1) * block, queries)
             spans = scores.spans(tl, own, end, keys, tile)
-            first, some = spans[0][0], spans[-1][1]
             with tl.scratch_scope("queries"):
                 qh = tl.load(q[g, tl.ds(i * block, block), :], other=0.0)
                 state = attention.start(tl, block, dim, sink)
-                tiles = attention.tiles(tl, k, v, tile, buffers, some, first)
-                for start, stop, masked in spans:  # most tiles need no mask
-                    for j in tl.range(start, stop):
-                        shift, last = own - j * tile, keys - 1 - j * tile
-                        visible = partial(scores.visible, column, distance, shift, last)
-                        attention.attend(
-                            tl,
-                            state,
-                            qh,
-                            tiles,
-                            j,
-                            visible=visible if masked else None,
-                            modify=scores.modifier(tl, distance, shift, slope),
-                        )
+                for first, end, masked in spans:  # most tiles need no mask
+                    part = partial(sweep, own, qh, slope, masked)
+                    most = 0 if masked else keys // tile
+                    attention.in_runs(tl, state, first, end, part, most)
                 tl.store(
                     o[g, tl.ds(i * block, block), :],
                     attention.finish(tl, state).to(o.dtype),

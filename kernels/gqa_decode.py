@@ -36,7 +36,7 @@ def gqa_decode(
             attention.attend(tl, state, qh, tiles, j)
 
     count, rest = divmod(context, tile)
-    attention.in_runs(tl, state, count, sweep)
+    attention.in_runs(tl, state, 0, count, sweep, most=count)
     if rest:  # the last tile is a smaller one
         last = slice(count * tile, context)
         attention.attend(tl, state, qh, attention.Tiles(tl, k[last], v[last], rest), 0)

@@ -56,7 +56,8 @@ def mla_decode(
                     s = tl.dot(q_latent, tl.trans(c), acc=s) * scale
                     attention.fold(tl, state, s, c)
 
-        attention.in_runs(tl, state, latent.shape[0] // tile, run)
+        count = latent.shape[0] // tile
+        attention.in_runs(tl, state, 0, count, run, most=count)
 
     rest = context % tile
     sweep(slice(context - rest), tile, buffers)

@@ -83,7 +83,7 @@ def attend_valid(
                 attention.fold(tl, state, s, values)
 
     state = attention.start(tl, group, dim)
-    attention.in_runs(tl, state, count, sweep)
+    attention.in_runs(tl, state, 0, count, sweep, most=count)
     return attention.finish(tl, state)
 
 

@@ -148,8 +148,10 @@ def test_a1_says_what_it_does_not_take() -> None:
 # --- A2: the kernel ------------------------------------------------------------------
 
 
-def test_a2_has_the_bits_of_gqa_decode_in_whole_tiles() -> None:
-    sizes = {"num_pes": 1, "context": 128}
+@pytest.mark.parametrize("tiles", [8, 64, 65, 140])
+def test_a2_has_the_bits_of_gqa_decode_in_whole_tiles(tiles: int) -> None:
+    """Also in runs of them."""
+    sizes = {"num_pes": 1, "context": tiles * 16, "tile": 16}
     case, want = small("flash_composite", **sizes), small("gqa_decode", **sizes)
     out = case.call(*case.arrays)
     assert_same_bits(out, np.asarray(want.call(*want.arrays)))
