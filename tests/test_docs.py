@@ -57,16 +57,19 @@ def plain(text: str) -> str:
 
 def is_shown(shown: str, told: str) -> bool:
     """Whether the page shows the output; a line `...` stands for what is left out."""
-    pieces = [plain(piece) for piece in re.split(r"(?m)^ *\.\.\.$", shown)]
-    told, at = plain(told), 0
-    if not (told.startswith(pieces[0]) and told.endswith(pieces[-1])):
+    told = plain(told)
+    first, *others = map(plain, re.split(r"(?m)^ *\.\.\.$", shown))
+    if not others:
+        return told == first
+    if not told.startswith(first):
         return False
-    for piece in pieces:
+    at = len(first) - 1  # the space between two pieces is of both
+    for piece in others[:-1]:
         found = told.find(piece, at)
         if found < 0:
             return False
-        at = found + len(piece) - 1  # the space between two pieces is of both
-    return True
+        at = found + len(piece) - 1
+    return told[at:].endswith(others[-1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -90,7 +93,14 @@ def test_what_counts_as_shown() -> None:
     assert is_shown("a  b\nkernel.py:3\n", "a b /tmp/x/block1.py:3")
     assert is_shown("a\n...\nd", "a b c d") and is_shown("...\nd", "a b c d")
     assert is_shown("a\n...", "a b c d") and is_shown("a\n...\nb", "a b")
-    for wrong in ("a b", "b c d", "a\n...\nc", "a\n...\nc\n...\nb\n...", "a b c de"):
+    for wrong in (
+        "",
+        "a b",
+        "b c d",
+        "a\n...\nc",
+        "a\n...\nc\n...\nb\n...",
+        "a b c de",
+    ):
         assert not is_shown(wrong, "a b c d"), wrong
     assert not is_shown("kernel.py:4", "block1.py:3")
 
