@@ -1,16 +1,22 @@
 """What the pages of docs/ print is what runs: every Python block, in the order of the
-page and in one namespace. Blocks of Triton's need it, and run in its interpreter."""
+page and in one namespace, and every `kbjax` command. Text that is marked as the output
+of the block above it is that block's. Blocks of Triton's need it, and run in its
+interpreter."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from kbjax import catalogue
+from kbjax import catalogue, cli
 from tests.helpers import assert_same_bits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -30,12 +36,95 @@ def execute(block: str, names: dict[str, Any], script: Path) -> None:
     exec(compile(block, str(script), "exec"), names)
 
 
+def printed_by(block: str, names: dict[str, Any], script: Path) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        execute(block, names, script)
+    return printed.getvalue()
+
+
+OUTPUT = "<!-- output of the block above -->"
+_PARTS = re.compile(
+    rf"```python\n(?P<python>.*?)```|{OUTPUT}\n+```text\n(?P<text>.*?)```", re.DOTALL
+)
+
+
+def plain(text: str) -> str:
+    """Its words: where lines break, how columns are aligned, and what the script is
+    called does not matter."""
+    words = re.sub(r"[^\s`(]*\.py(?=:\d)", "kernel.py", text).split()
+    return " ".join(["", *words, ""])
+
+
+def is_shown(shown: str, told: str) -> bool:
+    """Whether the page shows the output; a line `...` stands for what is left out."""
+    told = plain(told)
+    first, *others = map(plain, re.split(r"(?m)^ *\.\.\.$", shown))
+    if not others:
+        return told == first
+    if not told.startswith(first):
+        return False
+    at = len(first) - 1  # the space between two pieces is of both
+    for piece in others[:-1]:
+        found = told.find(piece, at)
+        if found < 0:
+            return False
+        at = found + len(piece) - 1
+    return told[at:].endswith(others[-1])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_run_and_print_what_the_page_shows(
+    page: Path, tmp_path: Path
+) -> None:
     names: dict[str, Any] = {}
-    for number, block in enumerate(blocks(page)):
-        if not is_triton(block):
-            execute(block, names, tmp_path / f"block{number}.py")
+    printed, text = "", page.read_text("utf-8")
+    for number, part in enumerate(_PARTS.finditer(text)):
+        if part["text"] is not None:
+            assert printed, "nothing was printed"
+            assert is_shown(part["text"], printed), f"it is:\n{printed}"
+        elif not is_triton(part["python"]):
+            script = tmp_path / f"block{number}.py"
+            printed = printed_by(part["python"], names, script)
+    shown = sum(part["text"] is not None for part in _PARTS.finditer(text))
+    assert shown == text.count(OUTPUT)  # each mark has its text
+
+
+def test_what_counts_as_shown() -> None:
+    assert is_shown("a  b\nkernel.py:3\n", "a b /tmp/x/block1.py:3")
+    assert is_shown("a\n...\nd", "a b c d") and is_shown("...\nd", "a b c d")
+    assert is_shown("a\n...", "a b c d") and is_shown("a\n...\nb", "a b")
+    for wrong in (
+        "",
+        "a b",
+        "b c d",
+        "a\n...\nc",
+        "a\n...\nc\n...\nb\n...",
+        "a b c de",
+    ):
+        assert not is_shown(wrong, "a b c d"), wrong
+    assert not is_shown("kernel.py:4", "block1.py:3")
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks that call kbjax."""
+    text = page.read_text("utf-8")
+    found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in found for line in block.splitlines()]
+    return [line for line in lines if line.startswith("kbjax ")]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem
+)
+def test_the_commands_run(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In one folder, in the order of the page: one may read what another wrote."""
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page):
+        arguments = shlex.split(command, comments=True)[1:]
+        result = CliRunner().invoke(cli.app, arguments)
+        assert result.exit_code == 0, f"{command}\n{result.output}"
 
 
 def test_every_shipped_kernel_is_on_its_page() -> None:
