@@ -227,6 +227,15 @@ class KernelCall:
         """Phase 1: the timed log, for arrays or `jax.ShapeDtypeStruct`s."""
         return op_log.of(self.record(*arrays))
 
+    @user_frames
+    def op_log_unbounded(self, *arrays: Any) -> op_log.OpLog:
+        """As `op_log`, as if the scratch had no end: of a kernel that does not fit, what
+        it would do. Python loops are not folded."""
+        inputs = self._tensors.inputs(
+            [arguments.shaped(a, i) for i, a in enumerate(arrays)]
+        )
+        return op_log.of(self._record(inputs, self._kernel, budget_bytes=None))
+
     # --- phase 2 ---------------------------------------------------------------------
 
     def _replay(self, arrays: Sequence[Any], how: How) -> tuple[Any, Any]:

@@ -58,7 +58,14 @@ class OpRecord:
 
 COLUMNS = tuple(field.name for field in fields(OpRecord))
 # Of the schedule, for reports; `columns` gives them when asked by name.
-MORE_COLUMNS = ("start_ps", "end_ps", "after", "waits_for", "waited_ps")
+MORE_COLUMNS = (
+    "start_ps",
+    "end_ps",
+    "after",
+    "waits_for",
+    "waited_ps",
+    "command",
+)
 
 
 class OpLog:
@@ -242,7 +249,9 @@ class OpLog:
         Args:
           names: which; None: all of the schema. Also `start_ps`, `end_ps`, `waited_ps`
             (int64), `after` (the `op` whose end let this one start, -1 for none) and
-            `waits_for` (what it waited for last: engine, operand, hazard).
+            `waits_for` (what it waited for last: engine, operand, hazard), and
+            `command` (which of the program's commands it runs, as `program.walk()`
+            gives them, from 0).
 
         Raises:
           KernelError: for a name that is no column.
