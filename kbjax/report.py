@@ -61,8 +61,9 @@ class Report:
         """
         report_figures.require_bokeh()
         lines = _numbers(self.map)
-        summary = self.log.summary()
-        figures = report_figures.of(self.map, lines, len(self.log))
+        # Of the first rows of a kernel that does not fit there is none.
+        summary = self.log.summary() if self.plan.overflow is None else None
+        figures = report_figures.of(self.map, lines)
         return render(
             title=self.title,
             page=report_figures.page(figures),
@@ -73,7 +74,7 @@ class Report:
             sizes=self.sizes,
             hardware=self.hardware,
             tiles=self.tiles(summary),
-            summary=summary.rows(),
+            summary=summary.rows() if summary else [],
             plan=self.plan,
             tables=list(self.plan.tables()),
             files=sources(lines, summary, self.plan),
@@ -90,41 +91,39 @@ class Report:
             write(text)
         return len(text.encode("utf-8", "backslashreplace"))
 
-    def tiles(self, summary: Summary) -> list[tuple[str, str, str]]:
+    def tiles(self, summary: Summary | None) -> list[tuple[str, str, str]]:
         """(name, figure, remark) of what matters most."""
-        used = self.plan.utilisation
-        over = self.plan.overflow is not None
-        total = f"{summary.total_ns / 1000:,.3f} us"
-        return [
-            (
-                "latency",
-                "never runs" if over else total,
-                f"{total} until it overflows" if over
-                else f"{summary.commands:,} ops on {_count(summary.num_pes, 'PE')}",
-            ),
-            (
-                "limited by",
-                summary.limited_by,
-                ", ".join(
-                    f"{name} {use.utilisation:.0%}"
-                    for name, use in summary.engines.items()
-                )
-                + " busy",
-            ),
+        plan = self.plan
+        found = [
             (
                 "peak scratch",
-                f"{self.plan.peak_scratch_bytes / 1024:,.1f} KiB",
-                f"{used:,.1%} of {self.plan.budget_bytes / 1024:,.5g} KiB: "
-                f"{self.plan.verdict}",
-            ),
-            (
-                "roofline",
-                f"{summary.roofline_distance:.2f} x"
-                if summary.roofline_distance
-                else "none",
+                f"{plan.peak_scratch_bytes / 1024:,.1f} KiB",
+                f"{plan.utilisation:,.1%} of {plan.budget_bytes / 1024:,.5g} KiB: "
+                f"{plan.verdict}",
+            )
+        ]
+        if summary is None:
+            end_us = self.map.end_ps / 1e6
+            over = ("overflows", f"at {end_us:,.3f} us", str(plan.overflow.site)
+                    if plan.overflow and plan.overflow.site else "")  # fmt: skip
+            return [over, *found]
+        busy = (
+            f"{name} {use.utilisation:.0%}" for name, use in summary.engines.items()
+        )
+        latency = (
+            "latency",
+            f"{summary.total_ns / 1000:,.3f} us",
+            f"{summary.commands:,} ops on {_count(summary.num_pes, 'PE')}",
+        )
+        limit = ("limited by", summary.limited_by, ", ".join(busy) + " busy")
+        if summary.roofline_distance is not None:
+            roof = (
+                "over the roofline",
+                f"{summary.roofline_distance:.2f} x",
                 f"{summary.roofline_ns / 1000:,.3f} us by {summary.roofline_engine}",
-            ),
-        ]  # fmt: skip
+            )
+            return [latency, limit, *found, roof]
+        return [latency, limit, *found]
 
     def notes(self) -> list[str]:
         """What the figures leave out, a sentence each."""
@@ -208,12 +207,12 @@ def _numbers(drawn: TcmMap) -> dict[Site, int]:
 
 
 def sources(
-    lines: dict[Site, int], summary: Summary, plan: Plan
+    lines: dict[Site, int], summary: Summary | None, plan: Plan
 ) -> list[SourceFile]:
     """The functions that the lines are in, file by file; a file that cannot be read is
     shown by its lines' numbers."""
     shares: dict[Site, float] = {}
-    for line in summary.critical_path:
+    for line in summary.critical_path if summary else ():
         site = Site(line.file, line.line)
         shares[site] = shares.get(site, 0.0) + line.share
     held: dict[Site, int] = {}
@@ -231,7 +230,10 @@ def sources(
                 words = text[at - 1].rstrip("\n") if at <= len(text) else ""
                 row.append(
                     SourceLine(
-                        at, words, lines.get(site, -1), shares.get(site, 0.0),
+                        at,
+                        words,
+                        lines.get(site, -1),
+                        shares.get(site, 0.0),
                         held.get(site, 0),
                     )  # fmt: skip
                 )
@@ -248,8 +250,7 @@ def _parts(text: Sequence[str], used: Sequence[int]) -> Iterable[Iterable[int]]:
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
     functions = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in _outermost(tree)
+        (node.lineno, node.end_lineno or node.lineno) for node in _outermost(tree)
     ]
     for line in used:
         around = [span for span in functions if span[0] <= line <= span[1]]

@@ -3,13 +3,14 @@ one time axis. What users named reaches the page as data, which Bokeh escapes.""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kbjax import errors, time_axis
 from kbjax.site import Site
-from kbjax.tcm_map import Band, TcmMap
+from kbjax.tcm_map import Band, Buffer, TcmMap
 from kbjax.time_axis import TimeAxis
 from kbjax.tracks import EngineSpan, FoldedOps, Op
 
@@ -22,7 +23,9 @@ COLOURS = {
     "wait": "#9A9A9A",
 }
 INK, PALE, BUDGET = "#1f2933", "#c9d1d9", "#b00020"
-NAMED_BANDS = 6  # with their text in the picture; all have it on hover
+NAMED_BANDS = 12  # with their text in the picture; all have it on hover
+_NARROW = 0.004  # of the axis: too narrow for a light edge
+_UPRIGHT = 0.1  # of the axis: wide enough for text that is not turned
 KIB = 1024
 FONT = "system-ui, sans-serif"
 
@@ -77,13 +80,12 @@ def page(figures: Any) -> Page:
     return Page(resources.render_js(), script, div)
 
 
-def of(tcm_map: TcmMap, lines: Mapping[Site, int], all_ops: int) -> Any:
+def of(tcm_map: TcmMap, lines: Mapping[Site, int]) -> Any:
     """Both figures, one above the other.
 
     Args:
       tcm_map: what to draw.
       lines: numbers of the kernel lines, by which the page finds what they made.
-      all_ops: rows of the whole log.
     """
     from bokeh.layouts import gridplot
     from bokeh.models import Range1d
@@ -130,14 +132,16 @@ def _memory(
         "bottom": [b.start_bytes / KIB for b in buffers],
         "top": [b.end_bytes / KIB for b in buffers],
         "colour": [COLOURS[b.engine] for b in buffers],
-        "edge": [INK if b.persistent else "#ffffff" for b in buffers],
+        "edge": _edges(buffers, axis),
         "line": [lines[b.site] for b in buffers],
         "what": [f"{b.op} {b.tile}" for b in buffers],
         "bytes": [_bytes(b.nbytes, b.start_bytes, b.end_bytes) for b in buffers],
         "time": [_times(b.start_ps, b.used_ps, b.end_ps) for b in buffers],
         "where": [str(b.site) for b in buffers],
-        "scope": [f"scope {b.scope}" if b.scope else "persistent: outside any scope"
-                  for b in buffers],  # fmt: skip
+        "scope": [
+            f"scope {b.scope}" if b.scope else "persistent: outside any scope"
+            for b in buffers
+        ],  # fmt: skip
         "loop": [f", {b.loop}" if b.loop else "" for b in buffers],
         "uses": [_uses(b.uses) for b in buffers],
     }
@@ -157,16 +161,38 @@ def _memory(
     rows = "@where@loop<br>@bytes<br>@time<br>@scope<br>@uses"
     _hover(figure, [used, held], source, rows)
     figure.add_layout(
-        Span(location=budget, dimension="width", line_color=BUDGET, line_width=1.5,
-             line_dash="dashed")  # fmt: skip
+        Span(
+            location=budget,
+            dimension="width",
+            line_color=BUDGET,
+            line_width=1.5,
+            line_dash="dashed",
+        )  # fmt: skip
     )
     figure.add_layout(BoxAnnotation(bottom=budget, fill_color=BUDGET, fill_alpha=0.05))
     text = f"budget {budget:,.5g} KiB"
     figure.add_layout(
-        Label(x=6, y=budget, x_units="screen", text=text, text_color=BUDGET,
-              text_font=FONT, text_font_size="12px", y_offset=3)  # fmt: skip
+        Label(
+            x=6,
+            y=budget,
+            x_units="screen",
+            text=text,
+            text_color=BUDGET,
+            text_font=FONT,
+            text_font_size="12px",
+            y_offset=3,
+        )  # fmt: skip
     )
     return figure
+
+
+def _edges(buffers: Sequence[Buffer], axis: TimeAxis) -> list[str]:
+    """Dark around what is persistent; a light one would hide what is narrow."""
+    lasts = axis.at(b.used_ps for b in buffers) - axis.at(b.start_ps for b in buffers)
+    return [
+        INK if b.persistent else "#ffffff" if wide else COLOURS[b.engine]
+        for wide, b in zip(lasts > axis.end_us * _NARROW, buffers, strict=True)
+    ]
 
 
 def _draw_bands(figure: Any, bands: Sequence[Band], axis: TimeAxis) -> None:
@@ -193,18 +219,23 @@ def _draw_bands(figure: Any, bands: Sequence[Band], axis: TimeAxis) -> None:
         hatch_scale=10,
     )  # fmt: skip
     _hover(figure, [drawn], source, "@more")
+    tallest = max(map(max, heights))
     widest = sorted(range(len(bands)), key=lambda n: corners[n][0] - corners[n][1])
-    share = [n for n in widest if corners[n][1] - corners[n][0] > axis.end_us * 0.09]
-    named = share[:NAMED_BANDS]
-    figure.text(
-        x=[sum(corners[n]) / 2 for n in named],
-        y=[max(heights[n]) / 2 for n in named],
-        text=[_band_label(bands[n]) for n in named],
-        text_align="center", text_baseline="middle", text_color=INK,
-        text_font={"value": FONT}, text_font_size="12px", level="annotation",
-        background_fill_color="#ffffff", background_fill_alpha=0.85, padding=4,
-        border_radius=3,
-    )  # fmt: skip
+    for n in widest[:NAMED_BANDS]:
+        share = (corners[n][1] - corners[n][0]) / axis.end_us
+        if share < _UPRIGHT and max(heights[n]) < tallest * 0.6:
+            continue  # no room for its text
+        label = _band_label(bands[n])
+        figure.text(
+            x=[sum(corners[n]) / 2], y=[sum(heights[n]) / 4 if share >= _UPRIGHT
+                                        else max(heights[n]) / 2],
+            text=[label if share >= _UPRIGHT else label.replace("\n", " ")],
+            angle=0 if share >= _UPRIGHT else math.pi / 2,
+            text_align="center", text_baseline="middle", text_color=INK,
+            text_font={"value": FONT}, text_font_size="12px", level="annotation",
+            background_fill_color="#ffffff", background_fill_alpha=0.8, padding=3,
+            border_radius=3,
+        )  # fmt: skip
 
 
 def _band_title(band: Band) -> str:
@@ -214,9 +245,9 @@ def _band_title(band: Band) -> str:
 def _band_label(band: Band) -> str:
     first, last = (_innermost(text, band.loop) for text in (band.first, band.last))
     turns = band.iterations // band.repeats
-    every = "each" if turns == 1 else f"every {turns:,}"
+    every = "one" if turns == 1 else f"{turns:,}"
     return (
-        f"{band.loop} = {first:,} to {last:,}\nrepeat: {every} takes\n"
+        f"{band.loop} = {first:,} to {last:,}:\n{every} every "
         f"{band.each_ps / 1000:,.7g} ns"
     )
 
@@ -268,6 +299,7 @@ def _engines(
             "bottom": [lane[op.engine] - 0.36 for op in ops],
             "top": [lane[op.engine] + 0.36 for op in ops],
             "colour": [COLOURS[op.engine] for op in ops],
+            "edge": _op_edges(ops, axis),
             "line": [lines[Site(op.file, op.line)] for op in ops],
             "what": [f"{op.op_name} {op.dtype} {op.shape}" for op in ops],
             "where": [str(Site(op.file, op.line)) for op in ops],
@@ -279,7 +311,7 @@ def _engines(
     )
     drawn = figure.quad(
         left="left", right="right", bottom="bottom", top="top", source=source,
-        fill_color="colour", fill_alpha=0.9, line_color="#ffffff", line_width=0.6,
+        fill_color="colour", fill_alpha=0.9, line_color="edge", line_width=0.7,
         selection_fill_alpha=1.0, nonselection_fill_alpha=0.12,
         nonselection_line_alpha=0.1, hover_line_color=INK, hover_fill_alpha=1.0,
     )  # fmt: skip
@@ -330,6 +362,14 @@ def _busy(span: EngineSpan) -> float:
     return span.busy_ps / max(span.end_ps - span.start_ps, 1)
 
 
+def _op_edges(ops: Sequence[Op], axis: TimeAxis) -> list[str]:
+    widths = axis.at(op.end_ps for op in ops) - axis.at(op.start_ps for op in ops)
+    return [
+        "#ffffff" if wide else COLOURS[op.engine]
+        for wide, op in zip(widths > axis.end_us * _NARROW, ops, strict=True)
+    ]
+
+
 # --- what both share -----------------------------------------------------------------
 
 
@@ -359,8 +399,12 @@ def _hover(figure: Any, drawn: Iterable[Any], source: Any, rows: str) -> None:
 
     figure.add_tools(
         HoverTool(
-            renderers=list(drawn), tooltips=_TOOLTIP.format(rows), visible=False,
-            point_policy="follow_mouse", attachment="horizontal", limit=1,
+            renderers=list(drawn),
+            tooltips=_TOOLTIP.format(rows),
+            visible=False,
+            point_policy="follow_mouse",
+            attachment="horizontal",
+            limit=1,
             callback=CustomJS(args={"source": source}, code=_SHOW),
         )  # fmt: skip
     )

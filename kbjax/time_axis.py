@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_SHARE = 0.25  # of what is not shortened: what all shortened stretches take together
+_SHARE = 0.3  # of what is not shortened: what all shortened stretches take together
 _LEAST = 0.02  # of the same, for one of them
 
 
@@ -47,11 +47,12 @@ def of(
     """
     cut = _disjoint(_cleared(steady, busy), end_ps)
     rest = end_ps - sum(stop - start for start, stop in cut)
-    width = max(_SHARE * rest / max(len(cut), 1), _LEAST * rest)
+    weights = [math.log1p((stop - start) / max(rest, 1)) for start, stop in cut]
     # What is taken out is round, so that the labels behind it are.
-    unit = 10 ** max(math.floor(math.log10(max(rest, 1) / 8)), 0)
+    unit = _round_below(rest / 5)
     true, shown, short = [0], [0], []
-    for start, stop in cut:
+    for (start, stop), weight in zip(cut, weights, strict=True):
+        width = max(_SHARE * weight / sum(weights), _LEAST) * rest
         removed = int((stop - start - width) // unit * unit)
         if removed <= width:
             continue
@@ -69,6 +70,12 @@ def of(
     return TimeAxis(
         tuple(at / 1e6 for at in true), tuple(at / 1e6 for at in shown), tuple(short)
     )
+
+
+def _round_below(value: float) -> int:
+    """The largest of 1, 2, 5, 10, 20, 50, ... that is not above the value."""
+    power = 10 ** max(math.floor(math.log10(max(value, 1))), 0)
+    return max(int(n * power) for n in (1, 2, 5) if n * power <= max(value, 1))
 
 
 def _cleared(
