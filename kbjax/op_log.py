@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import costs, errors, exports, output, rolled, summary, timing, trace
+from kbjax import (
+    costs,
+    errors,
+    exports,
+    notebook,
+    output,
+    rolled,
+    summary,
+    timing,
+    trace,
+)
 from kbjax.columns import Columns, Run
 from kbjax.costs import Work
 from kbjax.program import Loop, Program
@@ -343,7 +353,8 @@ class OpLog:
         return f"<OpLog of {name}: {rows:,} rows, {total_ns:,.3f} ns in all>"
 
     def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
+        first = self._between(0, min(notebook.ROWS, len(self)))
+        return notebook.op_log(self.summary()._repr_html_(), first, len(self))
 
     # --- files -----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kbjax import errors, output, report_figures, tcm_map
+from kbjax import errors, output, report_figures, report_style, tcm_map
 from kbjax.op_log import OpLog
 from kbjax.plan import Plan
 from kbjax.site import Site
@@ -104,8 +104,11 @@ class Report:
         ]
         if summary is None:
             end_us = self.map.end_ps / 1e6
-            over = ("overflows", f"at {end_us:,.3f} us", str(plan.overflow.site)
-                    if plan.overflow and plan.overflow.site else "")  # fmt: skip
+            over = (
+                "overflows",
+                f"at {end_us:,.3f} us",
+                str(plan.overflow.site) if plan.overflow and plan.overflow.site else "",
+            )
             return [over, *found]
         busy = (
             f"{name} {use.utilisation:.0%}" for name, use in summary.engines.items()
@@ -148,8 +151,15 @@ class Report:
         return found
 
 
-def of(call: Any, *arrays: Any, pe: int | None = None, title: str = "",
-       sizes: str = "", hardware: str = "", most_ops: int = MOST_OPS) -> Report:  # fmt: skip
+def of(
+    call: Any,
+    *arrays: Any,
+    pe: int | None = None,
+    title: str = "",
+    sizes: str = "",
+    hardware: str = "",
+    most_ops: int = MOST_OPS,
+) -> Report:
     """The report of a call.
 
     A kernel that does not fit has one as well: of what it would do up to the first op
@@ -235,7 +245,7 @@ def sources(
                         lines.get(site, -1),
                         shares.get(site, 0.0),
                         held.get(site, 0),
-                    )  # fmt: skip
+                    )
                 )
             parts.append(tuple(row))
         found.append(SourceFile(os.path.basename(file), tuple(parts)))
@@ -272,7 +282,7 @@ def _outermost(tree: ast.AST) -> Iterable[ast.FunctionDef | ast.AsyncFunctionDef
 
 def _colours(drawn: TcmMap) -> dict[str, str]:
     present = {op.engine for op in drawn.ops} | {b.engine for b in drawn.buffers}
-    return {n: c for n, c in report_figures.COLOURS.items() if n in present}
+    return {n: c for n, c in report_style.COLOURS.items() if n in present}
 
 
 def render(page: report_figures.Page, **values: Any) -> str:
@@ -286,9 +296,11 @@ def render(page: report_figures.Page, **values: Any) -> str:
             remedy="Install it: pip install 'kbjax[report]'",
         ) from error
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     text = resources.files("kbjax").joinpath(_TEMPLATE).read_text("utf-8")
     made = {
         "library": markupsafe.Markup(page.library),

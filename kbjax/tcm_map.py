@@ -3,8 +3,8 @@ a program and its op_log to rectangles; what draws them is elsewhere.
 
 A buffer is in use from the start of the first op that writes it to the end of the last
 op that touches it. From then on it is only held: until the last op of the scope around
-it has ended (the kernel's end, outside any scope), or, if that is earlier, until some of
-its bytes are written for another buffer.
+it has ended (the PE's last op, outside any scope), or, if that is earlier, until some
+of its bytes are written for another buffer.
 """
 
 from __future__ import annotations
@@ -247,18 +247,18 @@ class _Drawing:
     ) -> None:
         made = self._program.allocations[ref.root]
         # A loop that has ended stands at its last iteration.
-        turns = {
+        turns: dict[Var, int] = {
             loop: env[loop] if loop in env else max(loop.trip.const - 1, 0)
             for loop in made.loops
         }
         slot = 0
         if made.op == RING:
             each = made.nbytes // made.shape[0]
-            slot = self._value(ref.offset, env | turns) // each
+            slot = self._value(ref.offset, {**env, **turns}) // each
         key = (made.uid, tuple(turns.values()), slot)
         known = self._open.get(key)
         if known is None or (writes and made.op == RING):
-            known = self._begin(op, at, made, env | turns, slot)
+            known = self._begin(op, at, made, {**env, **turns}, slot)
             self._open[key] = known
             self._all.append(known)
         known.used_ps = max(known.used_ps, op.end_ps)

@@ -293,10 +293,13 @@ class _Rows:
             peaks=(first.peak, last.peak),
             repeats=times,
             loops=(
-                self._log[fold.first_row].loop,
-                self._log[fold.stop_row - 1].loop,
+                self._iteration(fold.first_row),
+                self._iteration(fold.stop_row - 1),
             ),
         )
+
+    def _iteration(self, row: int) -> str:
+        return str(self._log[row : row + 1].columns(["loop"])["loop"][0])
 
 
 def _rows(fold: Fold) -> int:
