@@ -36,6 +36,7 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
     figure = style.figure(
         70 + 42 * len(engines), span, Range1d(start=-0.6, end=len(engines) - 0.4)
     )
+    figure.name = "engines"
     figure.yaxis.ticker = list(lane.values())
     figure.yaxis.major_label_overrides = {at: name for name, at in lane.items()}
     figure.ygrid.visible = False

@@ -27,6 +27,7 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
         start=0, end=top, name="bytes", bounds=(0, max(budget, highest) * 1.25)
     )
     figure = style.figure(430, span, y_range)
+    figure.name = "memory"
     figure.yaxis.axis_label = f"scratch address, KiB (budget {budget:,.5g})"
     figure.xaxis.visible = False
     _draw_bands(figure, tcm_map.bands, axis)
