@@ -19,7 +19,8 @@ FONT = "system-ui, sans-serif"
 _TOOLTIP = """<div style="font:12px system-ui;max-width:30rem;color:#1f2933">
 <b>@what</b><br>{}</div>"""
 _SHOW = """const found = cb_data.index.indices;
-if (window.kbjax) window.kbjax.point(found.length ? source.data.line[found[0]] : -1);
+const line = found.length ? source.data.line[found[0]] : -1;
+if (window.kbjax) window.kbjax.point(cb_data.renderer.id, line);
 """
 
 

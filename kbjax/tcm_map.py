@@ -329,18 +329,23 @@ class _Taken:
         self._owners: dict[int, tuple[int, int]] = {}  # start -> (stop, number)
 
     def take(self, start: int, stop: int, number: int) -> list[int]:
-        """The owners of some of the bytes, which own nothing from now on."""
+        """Who owned some of the bytes, which are `number`'s from now on."""
         first = bisect_left(self._starts, start)
         if first and self._owners[self._starts[first - 1]][0] > start:
             first -= 1
         last = bisect_left(self._starts, stop)
-        gone = self._starts[first:last]
+        gone = [(at, *self._owners.pop(at)) for at in self._starts[first:last]]
         del self._starts[first:last]
-        lost = [self._owners.pop(at)[1] for at in gone]
-        if stop > start:
+        for at, end, owner in gone:  # what is left of them stays theirs
+            self._own(at, min(end, start), owner)
+            self._own(max(at, stop), end, owner)
+        self._own(start, stop, number)
+        return list(dict.fromkeys(owner for _, _, owner in gone))
+
+    def _own(self, start: int, stop: int, number: int) -> None:
+        if start < stop:
             insort(self._starts, start)
             self._owners[start] = stop, number
-        return lost
 
 
 def _line(scope: Scope) -> ScopeLine:

@@ -79,7 +79,7 @@ def test_by_hand() -> None:
         tl.store(out, acc)
 
     log = kb.kernel_call(kernel, TILE).op_log(TILE)
-    zeros, load, copy, again, inner, outer = log.columns(["start_ps"])["start_ps"]
+    zeros, load, _, again, *_ = log.columns(["start_ps"])["start_ps"]
     ends = log.columns(["end_ps"])["end_ps"].tolist()
     acc, tile, other = tcm_map.of(log).buffers
     assert (acc.start_bytes, acc.end_bytes, acc.nbytes) == (0, 4096, 4096)
