@@ -223,6 +223,15 @@ class KernelCall:
                 return f"refused: {words[0] if words else type(error).__name__}"
 
     @user_frames
+    def op_log_unbounded(self, *arrays: Any) -> op_log.OpLog:
+        """As `op_log`, as if the scratch had no end: what a kernel that does not fit
+        would do. Python loops are not folded."""
+        inputs = self._tensors.inputs(
+            [arguments.shaped(a, i) for i, a in enumerate(arrays)]
+        )
+        return op_log.of(self._record(inputs, self._kernel, budget_bytes=None))
+
+    @user_frames
     def op_log(self, *arrays: Any) -> op_log.OpLog:
         """Phase 1: the timed log, for arrays or `jax.ShapeDtypeStruct`s."""
         return op_log.of(self.record(*arrays))

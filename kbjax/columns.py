@@ -59,6 +59,9 @@ class Columns:
         after = self._field("after")
         return np.where(after < 0, after, after + self._run.first_op)
 
+    def _command(self) -> np.ndarray:
+        return self._field("work")
+
     def _pe(self) -> np.ndarray:
         return np.full(len(self._field("work")), self._run.pe, np.int64)
 

@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import costs, errors, exports, output, rolled, summary, timing, trace
+from kbjax import (
+    costs,
+    errors,
+    exports,
+    notebook,
+    output,
+    rolled,
+    summary,
+    timing,
+    trace,
+)
 from kbjax.columns import Columns, Run
 from kbjax.costs import Work
 from kbjax.program import Loop, Program
@@ -58,7 +68,14 @@ class OpRecord:
 
 COLUMNS = tuple(field.name for field in fields(OpRecord))
 # Of the schedule, for reports; `columns` gives them when asked by name.
-MORE_COLUMNS = ("start_ps", "end_ps", "after", "waits_for", "waited_ps")
+MORE_COLUMNS = (
+    "start_ps",
+    "end_ps",
+    "after",
+    "waits_for",
+    "waited_ps",
+    "command",
+)
 
 
 class OpLog:
@@ -242,7 +259,9 @@ class OpLog:
         Args:
           names: which; None: all of the schema. Also `start_ps`, `end_ps`, `waited_ps`
             (int64), `after` (the `op` whose end let this one start, -1 for none) and
-            `waits_for` (what it waited for last: engine, operand, hazard).
+            `waits_for` (what it waited for last: engine, operand, hazard), and
+            `command` (which of the program's commands it runs, as `program.walk()`
+            gives them, from 0).
 
         Raises:
           KernelError: for a name that is no column.
@@ -334,7 +353,8 @@ class OpLog:
         return f"<OpLog of {name}: {rows:,} rows, {total_ns:,.3f} ns in all>"
 
     def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
+        first = self._between(0, min(notebook.ROWS, len(self)))
+        return notebook.op_log(self.summary()._repr_html_(), first, len(self))
 
     # --- files -----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from kbjax import footprint, ops
+from kbjax import footprint, notebook, ops
 from kbjax.domain import Domain
 from kbjax.errors import ScratchOverflowError
 from kbjax.expr import Var
@@ -234,6 +234,9 @@ class Plan:
                 cells = [f"{c:<{w}}" for c, w in zip(row, widths, strict=True)]
                 lines.append(("  " + "  ".join(cells)).rstrip())
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return notebook.plan(self.headline(), self.notes(), self.tables())
 
 
 def verdict(peak_bytes: int, budget_bytes: int) -> str:

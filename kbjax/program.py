@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kbjax import expr, footprint
+from kbjax import expr, footprint, notebook
 from kbjax.domain import Domain
 from kbjax.dtypes import DType, Shape, type_text
 from kbjax.expr import Expr, Var
@@ -310,6 +310,9 @@ class Program:
             f"peak scratch {self.peak_scratch:,} of {budget:,} B",
         ]
         return "\n".join(head + list(self._lines(self.commands, 1)))
+
+    def _repr_html_(self) -> str:
+        return notebook.program(str(self))
 
     def _lines(self, block: Block, indent: int) -> Iterator[str]:
         pad = "  " * indent

@@ -158,6 +158,33 @@ def write_trace(
     return TraceReport(**{**vars(report), "nbytes": nbytes})
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a picture of one PE shows: ops and folded loops, in the order of the log.
+
+    `cut_ps` is the start of the first one that is left out, None where none is;
+    `dropped_ops` are the rows from there on.
+    """
+
+    items: tuple[Item, ...]
+    cut_ps: int | None
+    dropped_ops: int
+
+
+def shown(log: Log, pe: int, most: int) -> Shown:
+    """The ops of one PE that a picture of `most` of them shows, steady iterations of
+    loops folded; those that start first.
+
+    Raises:
+      ShapeError: for a PE that the log does not have.
+    """
+    found = _Rows(log, _chosen(pe, log.program.num_pes), most)
+    items = tuple(found.items())
+    drawn = sum(item.rows for item in items)
+    dropped = len(log) - found.unselected - drawn
+    return Shown(items, found.cut_ps, dropped)
+
+
 def _chosen(pes: int | Iterable[int] | None, num_pes: int) -> set[int]:
     if pes is None:
         return set(range(num_pes))
@@ -264,7 +291,15 @@ class _Rows:
             cursor_bytes=first.cursors[0],
             last_cursor_bytes=last.cursors[1],
             peaks=(first.peak, last.peak),
+            repeats=times,
+            loops=(
+                self._iteration(fold.first_row),
+                self._iteration(fold.stop_row - 1),
+            ),
         )
+
+    def _iteration(self, row: int) -> str:
+        return str(self._log[row : row + 1].columns(["loop"])["loop"][0])
 
 
 def _rows(fold: Fold) -> int:

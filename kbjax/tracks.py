@@ -37,6 +37,7 @@ class Op(NamedTuple):
     loop: str
     file: str
     line: int
+    command: int
 
     @property
     def rows(self) -> int:
@@ -74,7 +75,9 @@ class FoldedOps:
       scope_depth: the depth at which the whole of the loop runs.
       cursor_bytes: the cursor at the first op of that depth; `last_cursor_bytes` at
         the last one.
-      peaks: (time, highest cursor) of the first and of the last iteration.
+      peaks: (time, highest cursor) of the first and of the last repeat.
+      repeats: how many times the same rows come.
+      loops: the iterations, as text, of the first row and of the last.
     """
 
     op: int
@@ -89,6 +92,8 @@ class FoldedOps:
     cursor_bytes: int
     last_cursor_bytes: int
     peaks: tuple[tuple[int, int], ...]
+    repeats: int
+    loops: tuple[str, str]
 
     @property
     def start_ps(self) -> int:

@@ -1,0 +1,97 @@
+"""`kbjax report KERNEL -o report.html`: a kernel's scratch and engines as one page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kbjax.options import (
+    AsJson,
+    Context,
+    DTypeName,
+    HardwareName,
+    KernelName,
+    NumPes,
+    Sizes,
+    Tile,
+    given_sizes,
+    hardware_report,
+    named_hardware,
+    refusals,
+    say_json,
+)
+
+
+def report(
+    kernel: KernelName,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="The file; - is standard output."),
+    ],
+    context: Context = None,
+    tile: Tile = None,
+    dtype: DTypeName = None,
+    num_pes: NumPes = None,
+    size: Sizes = None,
+    hardware: HardwareName = "default",
+    pe: Annotated[
+        int | None, typer.Option(min=0, help="The PE that is drawn; 0 by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page, which any browser opens with no network: the map of the scratch,
+    what the engines do, the kernel's source beside them, the summary and the plan.
+
+    A kernel that does not fit has a report as well, up to where it overflows, and exit
+    status 1.
+    """
+    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
+    if as_json and output == "-":
+        raise typer.BadParameter(
+            "standard output cannot take both the report and --json", param_hint="-o"
+        )
+    console = Console(stderr=as_json or output == "-")
+    with refusals(as_json):
+        from kbjax import catalogue, report_figures
+        from kbjax import report as reports
+
+        report_figures.require_bokeh()  # before the work
+        on = named_hardware(hardware)
+        case = catalogue.make(kernel, hardware=on, **sizes)
+        with console.status(f"{kernel}: recording and timing ..."):
+            made = reports.of(
+                case.call,
+                *case.inputs.specs,
+                pe=pe,
+                title=kernel,
+                sizes=", ".join(f"{n} = {v}" for n, v in sizes.items()),
+                hardware=hardware,
+            )
+        with console.status(f"{kernel}: writing {output} ..."):
+            nbytes = made.write(output)
+    drawn = made.map
+    if as_json:
+        say_json(
+            {
+                "kernel": kernel,
+                "path": output,
+                "nbytes": nbytes,
+                "sizes": sizes,
+                "hardware": hardware_report(hardware, on),
+                "pe": drawn.pe,
+                "fits": made.plan.fits,
+                "buffers": len(drawn.buffers),
+                "shown_ops": len(drawn.ops),
+                "folded_ops": sum(band.ops for band in drawn.bands),
+                "dropped_ops": drawn.dropped_ops,
+                "notes": made.notes(),
+            }
+        )
+    else:
+        found = [f"{output}: {nbytes:,} B, {len(drawn.buffers):,} buffers and "
+                 f"{len(drawn.ops):,} ops of PE {drawn.pe}",
+                 *made.notes(), made.plan.headline()]  # fmt: skip
+        console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if made.plan.fits else 1)

@@ -1,0 +1,50 @@
+"""What notebooks show of a program, a plan and an op_log: small HTML, escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+Table = tuple[str, Sequence[str], Iterable[Sequence[str]]]
+ROWS = 10  # of an op_log
+LINES = 400  # of a program
+_SHOWN = ("op", "pe", "engine", "op_name", "start_ns", "end_ns", "shape", "dtype",
+          "loop", "line")  # fmt: skip
+
+
+def program(text: str) -> str:
+    """A program's listing, with its kernel lines."""
+    lines = text.splitlines()
+    left = len(lines) - LINES
+    shown = lines[:LINES] + ([f"... {left:,} more lines"] if left > 0 else [])
+    return f'<pre style="line-height:1.3">{html.escape(chr(10).join(shown))}</pre>'
+
+
+def plan(headline: str, notes: Iterable[str], tables: Iterable[Table]) -> str:
+    """A plan's headline, notes and tables (title, header, rows)."""
+    parts = [f"<p><b>{html.escape(headline)}</b></p>"]
+    parts += [f"<p>{html.escape(note)}</p>" for note in notes]
+    parts += [table(title, header, rows) for title, header, rows in tables]
+    return "".join(parts)
+
+
+def op_log(summary: str, records: Iterable[object], rows: int) -> str:
+    """An op_log's summary, which is HTML, and its first records of `rows` rows."""
+    cells = [tuple(str(getattr(one, name)) for name in _SHOWN) for one in records]
+    left = rows - len(cells)
+    title = f"the first {len(cells):,} of {rows:,} rows" if left > 0 else "rows"
+    return summary + table(title, _SHOWN, cells)
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Text as a table."""
+    head = _row("th", header)
+    body = "".join(_row("td", row) for row in rows)
+    caption = f"<caption>{html.escape(title)}</caption>"
+    return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _row(kind: str, cells: Sequence[str]) -> str:
+    style = ' style="text-align:left"'
+    inside = "".join(f"<{kind}{style}>{html.escape(c)}</{kind}>" for c in cells)
+    return f"<tr>{inside}</tr>"
