@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +36,25 @@ def test_each_is_small_and_on_its_page(made: Path, name: str) -> None:
     assert 1_000 < (made / f"{name}.svg").stat().st_size < 100_000
     page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     assert f"]({name}.svg)" in page
+
+
+def bodies(source: str) -> dict[str, list[str]]:
+    """The statements of each function, its docstring left out."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[ast.get_docstring(node) is not None :]
+            found[node.name] = [ast.unparse(statement) for statement in body]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "kernels"),
+    [("memory_model", ["buffered"]), ("timing_model", ["one_tile", "two_tiles"])],
+)
+def test_what_is_drawn_is_what_the_page_has(page: str, kernels: list[str]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    shown = bodies("".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    drawn = bodies((ROOT / "scripts" / "pictures.py").read_text("utf-8"))
+    for name in kernels:
+        assert shown[name] == drawn[name]
