@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kbjax.layouts import Layout
-from kbjax.sealing import seal
+from kbjax.sealing import rounded, seal
 
 Array = jax.Array
 LEAST_ELEMENTS = 256  # of a product: 1 KiB, too much for a loop of one function
@@ -72,7 +72,10 @@ def _matrix_product(a: Array, b: Array, contract: tuple[int, int]) -> Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32 if floating else jnp.int32,
     )
-    product_ = seal(product_)
+    # XLA makes a product of one term a multiplication, which a later addition would be
+    # fused with (cure 1).
+    one_term = floating and a.shape[contract[0]] == 1
+    product_ = seal(rounded(product_) if one_term else product_)
     return (product_.T if swapped else product_)[:rows, :columns]
 
 

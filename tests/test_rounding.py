@@ -439,6 +439,26 @@ def test_a_product_is_the_same_in_every_fidelity() -> None:
         check(wanting(changed, wants), modes)
 
 
+def test_a_product_of_one_term_is_rounded() -> None:
+    """XLA makes it a multiplication, which it would fuse with what is added."""
+
+    def added(tl: Any, p: Any, v: Any, a: Any) -> Any:
+        return a + tl.dot(p, v)
+
+    def subtracted(tl: Any, p: Any, v: Any, a: Any) -> Any:
+        return a - tl.dot(p, v)
+
+    rng, cases = np.random.default_rng(12), []
+    for rows, columns in ((8, 64), (1, 64), (8, 1), (3, 5), (32, 100)):
+        p, v = draw(rng, (rows, 1), "float32"), draw(rng, (1, columns), "float32")
+        a = draw(rng, (rows, columns), "float32")
+        cases += [
+            Case(f"+ {a.shape}", added, [p, v, a], a + p * v),
+            Case(f"- {a.shape}", subtracted, [p, v, a], a - p * v),
+        ]
+    check(cases, ("call", "jit", "constants", "exact"))
+
+
 def test_the_trap_is_real_in_products() -> None:
     """A folded transpose makes XLA take another kernel than a stored one."""
     rng = np.random.default_rng(11)
