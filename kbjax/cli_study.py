@@ -15,6 +15,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -158,7 +159,7 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
         drawn.add_column(escape(printable(column)), no_wrap=True)
     for row in rows[:_MOST_ROWS]:
         drawn.add_row(*(escape(cell) for cell in row))
-    console.width = max(console.width, console.measure(drawn).maximum)  # none is cut
+    console.width = max(console.width, _width(drawn, console))  # none is cut
     _say(console, drawn)
     if len(rows) > _MOST_ROWS:
         _say(console, f"{len(rows) - _MOST_ROWS:,} more rows are in the file")
@@ -178,6 +179,10 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
 def default_output(file: str) -> str:
     """The results file of a study's file: beside it."""
     return str(Path(file).with_suffix(".sqlite"))
+
+
+def _width(drawn: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=1_000), drawn).maximum
 
 
 def _say(console: Console, what: Any) -> None:

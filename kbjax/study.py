@@ -62,7 +62,7 @@ class Study:
     Attributes:
       name: for titles.
       kernel: a shipped kernel, or ``path.py:function``; None where it is an axis.
-      axes: name -> a list, or a range ``{"from":, "to":, "factor":}``, or with ``step``.
+      axes: name -> a list, or a range ``{"from":, "to":, "factor":}`` (or ``step``).
         A name is a size of the kernel, ``kernel``, ``hardware`` (profiles), or a
         hardware field, as ``pe_tcm.kernel_scratch_mb``.
       sizes: the sizes that stay, and hardware fields.
