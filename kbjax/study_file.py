@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -111,7 +111,9 @@ def study_of(db: sqlite3.Connection, path: str) -> dict[str, Any]:
     return study
 
 
-def refuse_another(path: str, there: Mapping[str, Any], study: Study) -> None:
+def refuse_another(db: sqlite3.Connection, path: str, study: Study) -> None:
+    """Refuse a file that another study has made, naming what differs."""
+    there = study_of(db, path)
     # As JSON has it, so that tuples are lists on both sides.
     here = json.loads(json.dumps(study.to_dict()))
     if found := differences(there, here):

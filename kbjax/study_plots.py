@@ -14,6 +14,7 @@ from kbjax.study_table import StudyTable, overflowed, printable, shown
 FORMATS = ("png", "svg")
 _MOST_LINES = 24
 _LOG_FROM = 8  # the largest value over the smallest, from which an axis is logarithmic
+_BUSY = "busy / (PEs x latency)"
 _UNITS = {"context": "context, tokens", "tile": "tile, keys", "num_pes": "PEs"}
 
 Row = Mapping[str, Any]
@@ -22,13 +23,13 @@ _PANELS: tuple[tuple[str, str, Callable[[Row], float | None], bool], ...] = (
     ("latency", "us", lambda row: _us(row["total_ns"]), True),
     (
         "DMA utilisation",
-        "busy / (PEs x latency)",
+        _BUSY,
         lambda r: r["dma_utilisation"],
         False,
     ),
     (
         "GEMM utilisation",
-        "busy / (PEs x latency)",
+        _BUSY,
         lambda r: r["gemm_utilisation"],
         False,
     ),
@@ -182,7 +183,9 @@ def _lines(table: StudyTable, x: str) -> dict[str, list[Row]]:
         found.setdefault(_plain(", ".join(parts)), []).append(row)
     if len(found) > _MOST_LINES:
         raise errors.KbjaxError(
-            "the plot has too many lines", got=len(found), allowed=f"up to {_MOST_LINES}",
+            "the plot has too many lines",
+            got=len(found),
+            allowed=f"up to {_MOST_LINES}",
             remedy="Give fewer axes, or plot from the CSV file",
         )  # fmt: skip
     return {k: sorted(rows, key=lambda row: row[x]) for k, rows in found.items()}

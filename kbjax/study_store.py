@@ -45,15 +45,11 @@ class Store:
     def _begin(self, study: Study) -> None:
         """Make the tables and all points, in one transaction, or find them there."""
         if study_file.has_tables(self._db, self.path):
-            study_file.refuse_another(
-                self.path, study_file.study_of(self._db, self.path), study
-            )
+            study_file.refuse_another(self._db, self.path, study)
         study_file.use_wal(self._db, self.path)
         with self._transaction():
             if study_file.has_tables(self._db, self.path):  # another writer was first
-                study_file.refuse_another(
-                    self.path, study_file.study_of(self._db, self.path), study
-                )
+                study_file.refuse_another(self._db, self.path, study)
                 return
             self._db.execute(f"PRAGMA application_id = {study_file.APPLICATION_ID}")
             self._db.execute(f"PRAGMA user_version = {study_file.SCHEMA_VERSION}")
@@ -236,9 +232,7 @@ def open_problem(path: str, study: Study) -> None:
             db = study_file.connected(path, "mode=rw")
             try:
                 if study_file.has_tables(db, path):
-                    study_file.refuse_another(
-                        path, study_file.study_of(db, path), study
-                    )
+                    study_file.refuse_another(db, path, study)
                 db.execute("BEGIN IMMEDIATE")  # refused where it is read-only
                 db.execute("ROLLBACK")
             finally:
