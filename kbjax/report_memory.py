@@ -61,8 +61,10 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
         "nonselection_fill_alpha": 0.06,
         "nonselection_line_alpha": 0.1,
     }
+    # The pale one is below the whole of a buffer, and is what the mouse finds: of two
+    # with one source, Bokeh would ask the second alone.
     held = figure.quad(
-        left="used",
+        left="left",
         right="right",
         fill_alpha=0.22,
         line_color="colour",
@@ -71,19 +73,17 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
         selection_fill_alpha=0.4,
         **common,
     )
-    used = figure.quad(
+    figure.quad(
         left="left",
         right="used",
         fill_alpha=0.85,
         line_color="edge",
         line_width=0.7,
         selection_fill_alpha=1.0,
-        hover_line_color=style.INK,
-        hover_fill_alpha=1.0,
         **common,
     )
     rows = "@where@loop<br>@bytes<br>@time<br>@scope<br>@uses"
-    style.hover(figure, [used, held], source, rows)
+    style.hover(figure, [held], source, rows)
     figure.add_layout(
         Span(
             location=budget,
