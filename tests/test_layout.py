@@ -168,6 +168,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"overflow", "site"},
     "exports": {"errors", "output"},
     "expr": set(),
+    "findings": {
+        "call",
+        "data_phase",
+        "dtypes",
+        "errors",
+        "op_log",
+        "program",
+        "replay",
+        "tcm",
+        "watched",
+    },
     "fingerprint": {"expr", "program", "refs"},
     "flight": {"domain", "errors", "expr", "program", "refs", "site"},
     "fma": {"sealing"},
@@ -191,6 +202,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inbox": {"sealing"},
     "index": {"domain", "errors", "expr", "site"},
     "iterations": {"fingerprint", "program"},
+    "laws": {"expr", "op_log", "program"},
     "layouts": {"ops", "program", "refs"},
     "levels": {"expr", "forms", "program", "steady"},
     "liveness": {"expr", "program"},
@@ -354,6 +366,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tracks",
     },
     "tensors": {"arguments", "errors", "program"},
+    "testing": {"call", "cases", "errors", "findings", "laws", "ranges"},
     "tiles": {"dtypes", "expr", "program", "refs", "sealing", "tcm"},
     "time_axis": set(),
     "timing": {
@@ -410,6 +423,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "refs",
         "site",
     },
+    "watched": {"data_phase", "hbm", "program", "state", "tiles"},
     "written": {"domain", "expr", "refs"},
 }
 MODULES = sorted(MAY_IMPORT)
