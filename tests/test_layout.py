@@ -83,6 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chrome": {"tracks"},
     "cli": {
         "catalogue",
+        "cli_doctor",
+        "cli_fuzz",
         "cli_report",
         "hardware",
         "hardware_toml",
@@ -90,6 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "screens",
         "trace",
     },
+    "cli_doctor": {"doctor", "options"},
+    "cli_fuzz": {"fuzz", "options"},
     "cli_report": {"catalogue", "options", "report", "report_figures"},
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "composites": {
@@ -144,6 +148,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tiles",
     },
     "disjoint": {"domain", "errors", "expr", "program", "refs"},
+    "doctor": {"catalogue", "testing"},
     "domain": {"errors", "expr", "site"},
     "dtypes": {"errors"},
     "elementary": {"sealing"},
@@ -195,6 +200,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "footprint": {"domain", "dtypes", "expr", "overflow", "site"},
     "forms": set(),
     "futures": {"errors", "flight", "handle", "site"},
+    "fuzz": {"catalogue", "errors", "hardware", "testing"},
     "handle": {"allocator", "dtypes", "errors", "expr", "footprint", "refs", "site"},
     "hardware": {"dtypes", "errors", "hardware_toml", "ranges"},
     "hardware_toml": {"errors", "ranges", "site"},
