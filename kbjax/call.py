@@ -3,6 +3,7 @@ once for them, and keeps what it compiled."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import warnings
@@ -221,6 +222,21 @@ class KernelCall:
             except Exception as error:  # the kernel's own words, for this value only
                 words = str(error).splitlines()
                 return f"refused: {words[0] if words else type(error).__name__}"
+
+    def alone(self) -> KernelCall:
+        """The same call for one PE, whose arrays have no PE axis; on one device."""
+        one = copy.copy(self)
+        one._num_pes, one._programs, one._specs = 1, {}, {}
+        one._tensors = dataclasses.replace(self._tensors, num_pes=1)
+        one._replays = dataclasses.replace(
+            self._replays, num_pes=1, mesh=None, compiled={}
+        )
+        return one
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it was made with ``compute_dtype="float32"``: live replay only."""
+        return self._replays.wide
 
     @user_frames
     def op_log_unbounded(self, *arrays: Any) -> op_log.OpLog:

@@ -14,7 +14,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,8 @@ from kbjax import errors
 from kbjax.cases import Case
 from kbjax.hardware import Hardware
 from kbjax.ranges import nearest
+
+REQUIRED = inspect.Parameter.empty  # the default of a size that has none
 
 
 def kernel_names() -> list[str]:
@@ -57,6 +59,56 @@ def sizes_of(name: str) -> dict[str, Any]:
     return _sizes(_case_function(name))
 
 
+def check_sizes(name: str, sizes: Iterable[str]) -> None:
+    """Refuse names that are no sizes of a kernel.
+
+    Raises:
+      KernelError: naming the first of them and the nearest size; and for a kernel that
+        does not exist.
+    """
+    known = _sizes(_case_function(name))
+    for size in sizes:
+        if size not in known:
+            raise errors.KernelError(
+                f"{name} has no size {size!r}",
+                allowed=", ".join(known) or "none",
+                remedy=f"The nearest is {nearest(size, known)}" if known else "",
+            )
+
+
+def size_types(name: str) -> dict[str, type | None]:
+    """The type of each size: of its default, or as it is annotated; None where neither
+    says that it is an int, a bool or text.
+
+    Raises:
+      KernelError: for a name that is none.
+    """
+    function = _case_function(name)
+    known = {"int": int, "bool": bool, "str": str}
+    found: dict[str, type | None] = {}
+    for size, default in _sizes(function).items():
+        noted = function.__annotations__.get(size)
+        kind = (
+            known.get(noted if isinstance(noted, str) else noted.__name__)
+            if (default is REQUIRED and noted is not None)
+            else known.get(type(default).__name__)
+        )
+        found[size] = kind
+    return found
+
+
+def small_sizes(name: str) -> dict[str, Any]:
+    """The sizes at which a kernel runs in a moment: those that `SMALL` in its module
+    names, a dict; none where it has no `SMALL`.
+
+    Raises:
+      KernelError: for a name that is none.
+    """
+    function = _case_function(name)
+    small = vars(sys.modules[function.__module__]).get("SMALL", {})
+    return {size: small[size] for size in _sizes(function) if size in small}
+
+
 def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Case:
     """The case of a kernel; sizes that are left out keep their defaults.
 
@@ -71,13 +123,7 @@ def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Cas
     """
     function = _case_function(name)
     known = _sizes(function)
-    for size in sizes:
-        if size not in known:
-            raise errors.KernelError(
-                f"{name} has no size {size!r}",
-                allowed=", ".join(known) or "none",
-                remedy=f"The nearest is {nearest(size, known)}" if known else "",
-            )
+    check_sizes(name, sizes)
     missing = [
         size
         for size, default in known.items()

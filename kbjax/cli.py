@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kbjax import cli_report, cli_study, screens
+from kbjax import cli_doctor, cli_fuzz, cli_report, cli_study, screens
 from kbjax.options import (
     SCHEMA_VERSION,
     AsJson,
@@ -292,6 +292,10 @@ def _report(
         "verdict": "pass" if error <= case.tolerance else "fail",
     }
     return report, summary.rows()
+
+
+app.command()(cli_doctor.doctor)
+app.command()(cli_fuzz.fuzz)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 1. `lower` picks how tiles are kept: as bytes (`exact`: every command reads its operands
    from the byte array and writes its result into it, the definition of truth) or as
    typed values (`live`: bytes that no one can read any more are never written).
-2. `_Replay` walks the program once while JAX traces it: a `Loop` becomes `lax.scan`
+2. `Replay` walks the program once while JAX traces it: a `Loop` becomes `lax.scan`
    where its trip count is static, `lax.fori_loop` where it is symbolic, a `When`
    `lax.cond`. A message is moved to its PE's inbox by its send.
 3. At the end live tiles are written back, where the caller asks for the memory.
@@ -71,6 +71,7 @@ def lower(
     poison: bool = False,
     wide: bool = False,
     mesh: Mesh | None = None,
+    make: Callable[..., Replay] | None = None,
 ) -> Callable[..., Replayed]:
     """One jitted function of the program's input arrays.
 
@@ -81,13 +82,14 @@ def lower(
       poison: fill what a scope gives back with 0xFF, at its end.
       wide: keep every float in float32 until it is stored (live only).
       mesh: over whose devices the PEs are spread.
+      make: of the walk, for one that watches its commands (kbjax.watched).
 
     Returns:
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
     pes = Pes.over(program.num_pes, mesh, lockstep=has_messages(program.commands))
-    replay = _Replay(program, pes, fidelity, with_memory, poison, wide)
+    replay = (make or Replay)(program, pes, fidelity, with_memory, poison, wide)
     split = [spec.pe_axis is not None for spec in program.slots]
     replay_kernel = pes.spread(
         replay.run,
@@ -102,7 +104,7 @@ def lower(
 
 
 @dataclass(frozen=True)
-class _Replay:
+class Replay:
     """One walk of a program.
 
     Attributes:
