@@ -91,6 +91,12 @@ class Study:
 
         if not isinstance(value_of("name", self.name), str) or not self.name:
             raise errors.KernelError("name is text", got=shown(self.name))
+        if self.kernel is not None and not isinstance(self.kernel, str):
+            raise errors.KernelError(
+                "kernel is a name",
+                got=shown(self.kernel),
+                remedy="Give several as an axis: kernel = [...] among the axes",
+            )
         if self.do not in STEPS:
             refuse_unknown("`do`", self.do, STEPS)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
