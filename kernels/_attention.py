@@ -94,7 +94,9 @@ def in_runs(
 
     Args:
       first, end: integers; may be symbolic.
-      sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1.
+      sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1. It has no
+        scope for what it loads ahead: a merge that took its bytes would hold up the
+        loads of the next run.
       most: how many tiles there are at most.
     """
     if most > RUN:
@@ -107,7 +109,8 @@ def in_runs(
         first = first + runs * RUN
     is_empty = isinstance(first, int) and isinstance(end, int) and first == end
     if not is_empty:
-        sweep(state, first, end)
+        with tl.scratch_scope("tiles"):
+            sweep(state, first, end)
 
 
 class Tiles:

@@ -71,20 +71,19 @@ def flash_prefill(
         own: Any, qh: Any, slope: Any, masked: bool, state: Any, first: Any, end: Any
     ) -> None:
         """Tiles of keys `first` to `end` - 1, for queries from position `own` on."""
-        with tl.scratch_scope("tiles"):
-            tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
-            for j in tl.range(first, end):
-                shift, last = own - j * tile, keys - 1 - j * tile
-                visible = partial(scores.visible, column, distance, shift, last)
-                attention.attend(
-                    tl,
-                    state,
-                    qh,
-                    tiles,
-                    j,
-                    visible=visible if masked else None,
-                    modify=scores.modifier(tl, distance, shift, slope),
-                )
+        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        for j in tl.range(first, end):
+            shift, last = own - j * tile, keys - 1 - j * tile
+            visible = partial(scores.visible, column, distance, shift, last)
+            attention.attend(
+                tl,
+                state,
+                qh,
+                tiles,
+                j,
+                visible=visible if masked else None,
+                modify=scores.modifier(tl, distance, shift, slope),
+            )
 
     for g in tl.range(group):
         sink, slope = (None if x is None else x[tl.ds(g, 1)] for x in (sinks, slopes))

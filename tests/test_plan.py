@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import jax
@@ -344,13 +343,12 @@ def test_to_dict() -> None:
 
 
 def test_no_data_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million tokens are planned from shapes, in seconds, and nothing is lowered."""
+    """A million tokens are planned from shapes, and nothing is lowered."""
 
     def lowered(*_: Any, **__: Any) -> None:
         raise AssertionError("a plan has no data phase")
 
     monkeypatch.setattr(data_phase, "lower", lowered)
-    start = time.perf_counter()
     peaks = set()
     for context in (1 << 14, 1 << 20):
         case = catalogue.make("gqa_decode", context=context)
@@ -361,7 +359,6 @@ def test_no_data_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(peaks) == 1
     prefill = catalogue.make("flash_prefill", context=1 << 20, queries=1 << 12)
     assert prefill.call.plan(*prefill.inputs.specs).fits
-    assert time.perf_counter() - start < 20
     with pytest.raises(AssertionError, match="no data phase"):
         calling(lambda tl: None)()
 
