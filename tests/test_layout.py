@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "screens",
         "trace",
     },
-    "cli_report": {"catalogue", "options", "report", "report_figures"},
+    "cli_report": {"catalogue", "options", "report", "report_page"},
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "composites": {
         "allocator",
@@ -300,11 +300,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "unrolled",
     },
     "report": {
-        "errors",
         "op_log",
         "output",
         "plan",
         "report_figures",
+        "report_page",
         "report_style",
         "site",
         "summary",
@@ -312,7 +312,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "report_engines": {"report_style", "site", "tcm_map", "time_axis", "tracks"},
     "report_figures": {
-        "errors",
         "report_engines",
         "report_memory",
         "site",
@@ -320,6 +319,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "time_axis",
     },
     "report_memory": {"report_style", "site", "tcm_map", "time_axis"},
+    "report_page": {"errors"},
+    "report_study": {"errors", "output", "report_page", "report_style"},
     "report_style": set(),
     "rolled": {"forms"},
     "rounding": {
