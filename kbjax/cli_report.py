@@ -54,10 +54,10 @@ def report(
         )
     console = Console(stderr=as_json or output == "-")
     with refusals(as_json):
-        from kbjax import catalogue, report_figures
+        from kbjax import catalogue, report_page
         from kbjax import report as reports
 
-        report_figures.require_bokeh()  # before the work
+        report_page.require_bokeh()  # before the work
         on = named_hardware(hardware)
         case = catalogue.make(kernel, hardware=on, **sizes)
         with console.status(f"{kernel}: recording and timing ..."):

@@ -8,10 +8,9 @@ import linecache
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-from kbjax import errors, output, report_figures, report_style, tcm_map
+from kbjax import output, report_figures, report_page, report_style, tcm_map
 from kbjax.op_log import OpLog
 from kbjax.plan import Plan
 from kbjax.site import Site
@@ -19,7 +18,6 @@ from kbjax.summary import Summary
 from kbjax.tcm_map import TcmMap
 
 MOST_OPS = 10_000  # at most twice as many rectangles, with those of buffers
-_TEMPLATE = "report.html.j2"
 
 
 @dataclass(frozen=True)
@@ -59,20 +57,21 @@ class Report:
         Raises:
           KbjaxError: where Bokeh is not installed.
         """
-        report_figures.require_bokeh()
+        report_page.require_bokeh()
         lines = _numbers(self.map)
         # Of the first rows of a kernel that does not fit there is none.
         summary = self.log.summary() if self.plan.overflow is None else None
         figures = report_figures.of(self.map, lines)
-        return render(
+        about = [self.sizes, f"hardware {self.hardware}" if self.hardware else ""]
+        return report_page.rendered(
+            "report.html.j2",
+            figures,
             title=self.title,
-            page=report_figures.page(figures),
+            about="; ".join(filter(None, about)),
             colours=_colours(self.map),
             map=self.map,
             notes=self.notes(),
             refusal=str(self.plan.overflow) if self.plan.overflow else "",
-            sizes=self.sizes,
-            hardware=self.hardware,
             tiles=self.tiles(summary),
             summary=summary.rows() if summary else [],
             plan=self.plan,
@@ -283,31 +282,6 @@ def _outermost(tree: ast.AST) -> Iterable[ast.FunctionDef | ast.AsyncFunctionDef
 def _colours(drawn: TcmMap) -> dict[str, str]:
     present = {op.engine for op in drawn.ops} | {b.engine for b in drawn.buffers}
     return {n: c for n, c in report_style.COLOURS.items() if n in present}
-
-
-def render(page: report_figures.Page, **values: Any) -> str:
-    """The template with its values, which are escaped; `page` is not: it is Bokeh's."""
-    try:
-        import jinja2
-        import markupsafe
-    except ImportError as error:  # both come with Bokeh
-        raise errors.KbjaxError(
-            "a report needs jinja2, which comes with bokeh",
-            remedy="Install it: pip install 'kbjax[report]'",
-        ) from error
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = resources.files("kbjax").joinpath(_TEMPLATE).read_text("utf-8")
-    made = {
-        "library": markupsafe.Markup(page.library),
-        "script": markupsafe.Markup(page.script),
-        "div": markupsafe.Markup(page.div),
-    }
-    return environment.from_string(text).render(**made, **values)
 
 
 def _count(number: int, what: str) -> str:

@@ -1,48 +1,13 @@
-"""The report's figures on one time axis, and as text for a page. What users named
-reaches the page as data, which Bokeh escapes."""
+"""The report's figures of a kernel, on one time axis."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from kbjax import errors, report_engines, report_memory, time_axis
+from kbjax import report_engines, report_memory, time_axis
 from kbjax.site import Site
 from kbjax.tcm_map import TcmMap
-
-
-@dataclass(frozen=True)
-class Page:
-    """What goes into a page: Bokeh's own script, that of the figures, and where they
-    go."""
-
-    library: str
-    script: str
-    div: str
-
-
-def require_bokeh() -> None:
-    """Raises:
-    KbjaxError: where Bokeh is not installed.
-    """
-    try:
-        import bokeh.plotting  # noqa: F401
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a report needs bokeh, which is not installed",
-            remedy="Install it: pip install 'kbjax[report]'",
-        ) from error
-
-
-def page(figures: Any) -> Page:
-    """A figure, or a layout of them, as text that needs no network."""
-    from bokeh.embed import components
-    from bokeh.resources import Resources
-
-    script, div = components(figures)
-    resources = Resources(mode="inline", components=["bokeh"])
-    return Page(resources.render_js(), script, div)
 
 
 def of(tcm_map: TcmMap, lines: Mapping[Site, int]) -> Any:

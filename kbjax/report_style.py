@@ -41,6 +41,12 @@ def figure(height: int, x_range: Any, y_range: Any) -> Any:
         outline_line_color=PALE,
         background_fill_color="#ffffff",
     )
+    plain_axes(made)
+    return made
+
+
+def plain_axes(made: Any) -> None:
+    """Dark text, light lines."""
     for axis in made.axis:
         axis.axis_label_text_font = axis.major_label_text_font = FONT
         axis.axis_label_text_font_style = "normal"
@@ -49,7 +55,6 @@ def figure(height: int, x_range: Any, y_range: Any) -> Any:
         axis.axis_line_color = axis.major_tick_line_color = PALE
         axis.minor_tick_line_color = None
     made.xgrid.grid_line_color = made.ygrid.grid_line_color = "#eef1f4"
-    return made
 
 
 def hover(drawn_on: Any, drawn: Iterable[Any], source: Any, rows: str) -> None:

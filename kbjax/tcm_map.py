@@ -122,7 +122,7 @@ class TcmMap:
         return max((b.end_bytes for b in self.buffers if b.persistent), default=0)
 
 
-def of(log: Log, pe: int = 0, most_ops: int = MOST_OPS) -> TcmMap:
+def of(log: Log, pe: int = 0, most_ops: int = MOST_OPS, folding: bool = True) -> TcmMap:
     """The map of one PE's scratch.
 
     Args:
@@ -130,12 +130,13 @@ def of(log: Log, pe: int = 0, most_ops: int = MOST_OPS) -> TcmMap:
       pe: which one.
       most_ops: the most ops and folded loops that are drawn, those that start first;
         no more buffers than that are.
+      folding: whether steady iterations of loops are bands.
 
     Raises:
       ShapeError: for a PE that the log does not have.
     """
     program = log.program
-    found = trace.shown(log, pe, most_ops)
+    found = trace.shown(log, pe, most_ops, folding)
     ops = tuple(item for item in found.items if isinstance(item, Op))
     folded = tuple(item for item in found.items if isinstance(item, FoldedOps))
     last_ps = max((item.end_ps for item in found.items), default=0)

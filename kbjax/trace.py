@@ -171,14 +171,14 @@ class Shown:
     dropped_ops: int
 
 
-def shown(log: Log, pe: int, most: int) -> Shown:
-    """The ops of one PE that a picture of `most` of them shows, steady iterations of
-    loops folded; those that start first.
+def shown(log: Log, pe: int, most: int, folding: bool = True) -> Shown:
+    """The ops of one PE that a picture of `most` of them shows, those that start first;
+    steady iterations of loops are folded, if `folding` is.
 
     Raises:
       ShapeError: for a PE that the log does not have.
     """
-    found = _Rows(log, _chosen(pe, log.program.num_pes), most)
+    found = _Rows(log, _chosen(pe, log.program.num_pes), most, folding)
     items = tuple(found.items())
     drawn = sum(item.rows for item in items)
     dropped = len(log) - found.unselected - drawn
@@ -210,9 +210,11 @@ class _Rows:
       cut_ps: the start of the first item that is one too many, or None.
     """
 
-    def __init__(self, log: Log, pes: set[int], most: int) -> None:
+    def __init__(
+        self, log: Log, pes: set[int], most: int, folding: bool = True
+    ) -> None:
         self._log, self._pes, self._most = log, pes, most
-        self._folds = log.folds()
+        self._folds = log.folds() if folding else ()
         self.unselected = len(log)
         starts = np.zeros(0, np.int64)
         for where, found in self._starts():

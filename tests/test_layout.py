@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli_doctor": {"doctor", "options"},
     "cli_fuzz": {"fuzz", "options"},
-    "cli_report": {"catalogue", "options", "report", "report_figures"},
+    "cli_report": {"catalogue", "options", "report", "report_page"},
     "cli_study": {
         "errors",
         "options",
@@ -328,11 +328,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "unrolled",
     },
     "report": {
-        "errors",
         "op_log",
         "output",
         "plan",
         "report_figures",
+        "report_page",
         "report_style",
         "site",
         "summary",
@@ -340,7 +340,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "report_engines": {"report_style", "site", "tcm_map", "time_axis", "tracks"},
     "report_figures": {
-        "errors",
         "report_engines",
         "report_memory",
         "site",
@@ -348,6 +347,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "time_axis",
     },
     "report_memory": {"report_style", "site", "tcm_map", "time_axis"},
+    "report_page": {"errors"},
+    "report_study": {"errors", "output", "report_page", "report_style"},
     "report_style": set(),
     "rolled": {"forms"},
     "rounding": {
