@@ -7,7 +7,7 @@ finds it by name.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
+from kbjax.ranges import nearest
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
@@ -166,11 +167,22 @@ def tolerance(dtype: str, *exact: str) -> float:
     if dtype in exact:
         return 0.0
     if dtype not in _TOLERANCE:
+        taken = [*_TOLERANCE, *exact]
         raise errors.DTypeError(
             f"the kernel does not come in {dtype}",
-            allowed=", ".join([*_TOLERANCE, *exact]),
+            allowed=", ".join(taken),
+            remedy=_meant(dtype, taken),
         )
     return _TOLERANCE[dtype]
+
+
+def _meant(dtype: str, taken: Sequence[str]) -> str:
+    """Of a name that is no element type, the nearest that is taken."""
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        return f"The nearest is {nearest(dtype, taken)}"
+    return ""
 
 
 def shard(what: str, whole: int, by: str, parts: int) -> int:

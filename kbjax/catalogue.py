@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -22,15 +21,9 @@ from kbjax import errors
 from kbjax.cases import Case
 from kbjax.hardware import Hardware
 from kbjax.ranges import nearest
+from kbjax.shipped import kernel_names as kernel_names
 
 REQUIRED = inspect.Parameter.empty  # the default of a size that has none
-
-
-def kernel_names() -> list[str]:
-    """The shipped kernels: modules of `kbjax.kernels`, helpers (`_name`) left out."""
-    package = importlib.import_module("kbjax.kernels")
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
 
 
 def kernel_module(name: str) -> ModuleType:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="A functional emulator of a near-HBM accelerator PE.",
+    epilog="Exit status: 0 where the plan fits, the numbers agree and all checks pass; "
+    "1 where they do not, or the kernel is refused; 2 for a command line that cannot "
+    "be read. `kbjax COMMAND --help` has an example of each.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -53,12 +56,33 @@ class Fidelity(StrEnum):
     exact = "exact"
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"kbjax {version('kbjax')}")
+        except PackageNotFoundError:
+            typer.echo("kbjax, not installed")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            help="Print the version and stop.",
+        ),
+    ] = False,
+) -> None:
     """A functional emulator of a near-HBM accelerator PE."""
 
 
-@app.command()
+@app.command(epilog="Example: kbjax kernels --json")
 def kernels(as_json: AsJson = False) -> None:
     """List the shipped kernels and their sizes."""
     from kbjax import catalogue
@@ -80,7 +104,7 @@ def kernels(as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(epilog="Example: kbjax hardware hbm3_channel > mine.toml")
 def hardware(
     name: Annotated[
         str | None,
@@ -116,7 +140,9 @@ def hardware(
         Console().print(table)
 
 
-@app.command()
+@app.command(
+    epilog="Example: kbjax run gqa_decode --context 8192 --tile 64 --num-pes 2"
+)
 def run(
     kernel: KernelName,
     context: Context = None,
@@ -152,7 +178,7 @@ def run(
     raise typer.Exit(0 if report["verdict"] == "pass" else 1)
 
 
-@app.command()
+@app.command(epilog="Example: kbjax plan gqa_decode --context 1048576 --vary tile")
 def plan(
     kernel: KernelName,
     context: Context = None,
@@ -186,7 +212,7 @@ def plan(
     raise typer.Exit(0 if found.fits else 1)
 
 
-@app.command()
+@app.command(epilog="Example: kbjax trace gqa_decode --context 65536 -o trace.json")
 def trace(
     kernel: KernelName,
     output: Annotated[
@@ -236,8 +262,10 @@ def trace(
         console.print(str(report), markup=False, highlight=False, soft_wrap=True)
 
 
-app.command()(cli_report.report)
-app.command()(cli_study.study)
+app.command(epilog="Example: kbjax report gqa_decode -o report.html")(cli_report.report)
+app.command(epilog="Example: kbjax study context.toml --csv context.csv")(
+    cli_study.study
+)
 
 
 def _report(
@@ -294,8 +322,10 @@ def _report(
     return report, summary.rows()
 
 
-app.command()(cli_doctor.doctor)
-app.command()(cli_fuzz.fuzz)
+app.command(epilog="Example: kbjax doctor --json")(cli_doctor.doctor)
+app.command(epilog="Example: kbjax fuzz gqa_decode --size num_pes=1 --examples 10")(
+    cli_fuzz.fuzz
+)
 
 
 def main() -> None:

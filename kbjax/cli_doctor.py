@@ -13,10 +13,9 @@ from kbjax.options import AsJson, say_json
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say whether kbjax works here: versions, devices, extras, and a small decode
-    whose numbers are checked.
+    """Say whether kbjax works here, and what is missing.
 
-    Example: kbjax doctor --json
+    Versions, devices and extras; and a decode over 64 keys, whose numbers are checked.
     """
     from kbjax import doctor as doctors
 

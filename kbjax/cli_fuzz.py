@@ -30,12 +30,10 @@ def fuzz(
     hardware: HardwareName = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Run a kernel at drawn sizes, with every check of kbjax.testing at each, and
-    shrink to the smallest sizes that fail.
+    """Run a kernel at drawn sizes, and find the smallest that fail.
 
-    Sizes given with --size stay as they are. Needs pip install 'kbjax[fuzz]'.
-
-    Example: kbjax fuzz gqa_decode --size num_pes=1 --examples 10
+    Every check of kbjax.testing is made at each. Sizes given with --size stay as they
+    are. Needs pip install 'kbjax[fuzz]'.
     """
     sizes = given_sizes(size)
     console = Console(stderr=True)

@@ -28,7 +28,7 @@ class FuzzReport:
     Attributes:
       varied: the sizes that were drawn, and from what.
       ran: sizes that were run, those of shrinking included.
-      refused: how often sizes were refused, by the first line of the reason.
+      refused: how often sizes were refused, by the reason.
       too_large: how many sizes were left out, for their work.
       failure: the smallest sizes that fail, or None.
       detail: what fails at them.
@@ -263,7 +263,7 @@ def _run(
                 found.too_large += 1
                 return None
         except errors.KbjaxError as error:
-            found.refused[f"{type(error).__name__}: {str(error).splitlines()[0]}"] += 1
+            found.refused[f"{type(error).__name__}: {error.problem}"] += 1
             return None
         except Exception as error:  # the kernel's own
             found.ran += 1

@@ -19,15 +19,41 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+
+def _kernels_like(incomplete: str) -> list[str]:
+    """For the shell: the shipped kernels that begin so; JAX is not imported."""
+    from kbjax.shipped import kernel_names
+
+    return [name for name in kernel_names() if name.startswith(incomplete)]
+
+
+def _profiles_like(incomplete: str) -> list[str]:
+    """For the shell: the hardware profiles that begin so."""
+    from kbjax.hardware import Hardware
+
+    return [name for name in Hardware.profiles() if name.startswith(incomplete)]
+
+
+def _dtypes_like(incomplete: str) -> list[str]:
+    """For the shell: the element types that begin so."""
+    from kbjax import dtypes
+
+    return [name for name in dtypes.TABLE if name.startswith(incomplete)]
+
+
 KernelName = Annotated[
     str,
     typer.Argument(
-        help="A name that `kbjax kernels` lists, or your own as path.py:function."
+        help="A name that `kbjax kernels` lists, or your own as path.py:function.",
+        autocompletion=_kernels_like,
     ),
 ]
 Context = Annotated[int | None, typer.Option(help="Keys, in tokens.")]
 Tile = Annotated[int | None, typer.Option(help="Keys a tile.")]
-DTypeName = Annotated[str | None, typer.Option(help="float32, bfloat16, ...")]
+DTypeName = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, ...", autocompletion=_dtypes_like),
+]
 NumPes = Annotated[int | None, typer.Option(help="PEs that run it.")]
 Seed = Annotated[int | None, typer.Option(help="Of the random inputs.")]
 Sizes = Annotated[
@@ -40,6 +66,7 @@ HardwareName = Annotated[
         "--hardware",
         metavar="PROFILE_OR_FILE",
         help="A profile that `kbjax hardware` lists, or a TOML file.",
+        autocompletion=_profiles_like,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
