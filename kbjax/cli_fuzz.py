@@ -33,7 +33,7 @@ def fuzz(
     """Run a kernel at drawn sizes, and find the smallest that fail.
 
     Every check of kbjax.testing is made at each. Sizes given with --size stay as they
-    are. Needs pip install 'kbjax[fuzz]'.
+    are. Needs the extra fuzz.
     """
     sizes = given_sizes(size)
     console = Console(stderr=True)

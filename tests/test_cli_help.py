@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -131,3 +132,15 @@ def test_the_shells_have_a_script(shell: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "_KBJAX_COMPLETE" in done.stdout
+
+
+def test_the_page_of_the_documentation_is_the_help() -> None:
+    """Made by `scripts/command_line_page > docs/command_line.md`."""
+    root = Path(__file__).parent.parent
+    made = subprocess.run(
+        ["bash", root / "scripts" / "command_line_page", sys.executable],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == (root / "docs" / "command_line.md").read_text("utf-8")

@@ -86,7 +86,7 @@ def test_kbjax_commands_run_as_printed(
 def test_ci_runs_the_other_commands_as_printed() -> None:
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     others = [c for c in commands() if not c.startswith(".venv/bin/kbjax")]
-    assert len(others) == 3
+    assert len(others) == 4
     for command in others:
         assert f"step {command}\n" in ci
         program, *arguments = command.removeprefix(".venv/bin/python ").split()
