@@ -1,5 +1,5 @@
-"""The command line: `kbjax run | plan | trace | report KERNEL`, `kbjax kernels` and
-`kbjax hardware`.
+"""The command line: `kbjax run | plan | trace | report KERNEL`, `kbjax study FILE`,
+`kbjax report RESULTS`, `kbjax kernels` and `kbjax hardware`.
 
 Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
 kernel is refused, 2 for a command line that cannot be read. JAX is imported only by a
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kbjax import cli_report, screens
+from kbjax import cli_report, cli_study, screens
 from kbjax.options import (
     SCHEMA_VERSION,
     AsJson,
@@ -238,6 +238,7 @@ def trace(
 
 
 app.command()(cli_report.report)
+app.command()(cli_study.study)
 
 
 def _report(

@@ -34,7 +34,7 @@ def binary(target: Target) -> Iterator[IO[bytes]]:
     Raises:
       KbjaxError: naming the target and the reason, where it cannot be written.
     """
-    with _refusals(target):
+    with refusals(target):
         file = _file_object(target)
         if file is None:
             with _replacing(os.fspath(target)) as file:  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def text(target: Target) -> Iterator[Callable[[str], Any]]:
     line ends unchanged. Half of a surrogate pair, as in the name of a file that is not
     UTF-8, is written as its escape. A file object of text is given the text itself.
     """
-    with _refusals(target):
+    with refusals(target):
         file = _file_object(target)
         if file is not None and _takes_text(file):
             yield file.write
@@ -161,7 +161,7 @@ def _replacing(path: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _refusals(target: Target) -> Iterator[None]:
+def refusals(target: Target) -> Iterator[None]:
     """What the system says about `target`, as a message."""
     try:
         yield

@@ -1,0 +1,255 @@
+"""`kbjax study`: a sweep over a kernel's sizes and hardware, into one results file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from kbjax import errors
+from kbjax.options import AsJson, refusals
+
+if TYPE_CHECKING:
+    from kbjax.study import Study
+    from kbjax.study_run import Options
+    from kbjax.study_store import Store
+    from kbjax.study_table import StudyTable
+
+_MOST_ROWS = 200  # shown to people
+_CSV_S = 1.0  # between two writes of a CSV file while the study runs
+
+
+def study(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A study: TOML, or Python that defines `study`. Or a results file."
+        ),
+    ],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", help="The results file; FILE.sqlite by default."
+        ),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Points at a time.")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Of a Dask cluster to run on."),
+    ] = None,
+    csv: Annotated[
+        str | None, typer.Option("--csv", metavar="PATH", help="- is standard output.")
+    ] = None,
+    parquet: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Needs pyarrow.")
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Ends in .png or .svg; needs matplotlib."),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Run nothing; print what is there.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Do points that failed again.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep a kernel over sizes and hardware; one row a point in one SQLite file.
+
+    What was killed is resumed by the same command. Exit status: 0 where every point is
+    done with right numbers or does not fit, 1 for anything else, 130 after Ctrl-C.
+    """
+    from kbjax import study_run, study_store
+
+    if as_json and csv == "-":
+        raise typer.BadParameter(
+            "standard output cannot take both CSV and --json", param_hint="--csv"
+        )
+    options = study_run.Options(jobs, scheduler, retry_failed)
+    with refusals(as_json):
+        _check_exports(csv, parquet, plot)
+        if _is_sqlite(file):
+            table = study_store.read(file)
+        elif show:
+            table = study_store.read(output or default_output(file))
+        else:
+            found = _loaded(file)
+            table = ran(found, output or default_output(file), options, csv)
+        exported(table, csv=csv, parquet=parquet, plots=[plot] if plot else [])
+    if as_json:
+        typer.echo(json.dumps(table.to_dict()))
+    else:
+        print_table(table, Console(stderr=csv == "-"))
+    complete = table.finished == len(table.rows)
+    raise typer.Exit(0 if table.is_good or (show and complete) else 1)
+
+
+def ran(
+    study: Study, output: str, options: Options, csv: str | None = None
+) -> StudyTable:
+    """Run a study with progress on standard error.
+
+    Ctrl-C ends with status 130 and a message that names the file; the CSV file has
+    then what is done.
+
+    Raises:
+      KbjaxError: see `study_run.run`.
+    """
+    from kbjax import study_run
+
+    try:
+        with _progress(study, csv) as seen:
+            return study_run.run(study, output, options, seen)
+    except study_run.InterruptedStudyError as error:
+        if csv and csv != "-":
+            error.table.to_csv(csv)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(128 + error.signal) from None
+
+
+def exported(
+    table: StudyTable,
+    *,
+    csv: str | None = None,
+    parquet: str | None = None,
+    plots: list[str] = [],  # noqa: B006
+) -> None:
+    """Write the files that were asked for."""
+    if csv:
+        table.to_csv(csv)
+    if parquet:
+        table.to_parquet(parquet)
+    if plots:
+        from kbjax import study_plots
+
+        for path in plots:
+            study_plots.write(table, path)
+
+
+def print_table(table: StudyTable, console: Console | None = None) -> None:
+    """The rows for people, how many are done or failed, and the file."""
+    from kbjax.study_table import printable
+
+    console = console or Console()
+    name = escape(printable(str(table.study["name"])))
+    names, rows = table.short()
+    drawn = Table(box=box.SIMPLE_HEAD, title=f"{name}: {table.progress}")
+    for column in names:
+        drawn.add_column(escape(printable(column)), no_wrap=True)
+    for row in rows[:_MOST_ROWS]:
+        drawn.add_row(*(escape(cell) for cell in row))
+    console.width = max(console.width, _width(drawn, console))  # none is cut
+    _say(console, drawn)
+    if len(rows) > _MOST_ROWS:
+        _say(console, f"{len(rows) - _MOST_ROWS:,} more rows are in the file")
+    reasons = {
+        (str(row["reason_kind"]), str(row["reason"]).splitlines()[0]): row["number"]
+        for row in reversed(table.rows)
+        if row["reason"]
+    }
+    for (kind, reason), number in list(reversed(reasons.items()))[:5]:
+        _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
+    if len(reasons) > 5:
+        _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
+    counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
+    _say(console, f"{counts}; {escape(printable(table.path))}")
+
+
+def default_output(file: str) -> str:
+    """The results file of a study's file: beside it."""
+    return str(Path(file).with_suffix(".sqlite"))
+
+
+def _width(drawn: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=1_000), drawn).maximum
+
+
+def _say(console: Console, what: Any) -> None:
+    console.print(what, highlight=False, soft_wrap=isinstance(what, str))
+
+
+def _loaded(file: str) -> Study:
+    from kbjax.study import Study
+
+    return Study.from_python(file) if file.endswith(".py") else Study.from_toml(file)
+
+
+def _is_sqlite(file: str) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(16) == b"SQLite format 3\0"
+    except (OSError, ValueError):
+        return False
+
+
+def _check_exports(csv: str | None, parquet: str | None, plot: str | None) -> None:
+    """Refuse what could not be written, before the first point."""
+    for path in (csv, parquet, plot):
+        if path and path != "-":
+            folder = os.path.dirname(path) or "."
+            if not os.path.isdir(folder) or os.path.isdir(path):
+                raise errors.KbjaxError(
+                    f"cannot write {path}", got="no such folder, or a folder's path",
+                    remedy="Give the path of a file in a folder that is there",
+                )  # fmt: skip
+    if plot:
+        from kbjax import study_plots
+
+        study_plots.format_of(plot)
+
+
+@contextlib.contextmanager
+def _progress(study: Study, csv: str | None) -> Iterator[Any]:
+    """A bar on standard error; what it gives is to be called as points are recorded."""
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    last, known = time.monotonic(), -1
+    with bar:
+        task = bar.add_task(study.name, total=len(study))
+
+        def seen(store: Store) -> None:
+            nonlocal last, known
+            counts = store.counts()
+            finished = len(study) - counts["pending"] - counts["running"]
+            if known < 0:  # what was there before says nothing of the speed
+                bar.reset(task, completed=finished)
+            bar.update(task, completed=finished)
+            if csv and csv != "-" and finished != known:
+                start = time.monotonic()
+                if start - last > _CSV_S:
+                    store.table().to_csv(csv)
+                    # At most a twentieth of the time goes into it.
+                    last = time.monotonic() + 20 * (time.monotonic() - start)
+            known = finished
+
+        yield seen

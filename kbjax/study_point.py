@@ -1,0 +1,123 @@
+"""What is done at a point of a study, in a worker process: plan, time, run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from kbjax import errors
+from kbjax.study import Point
+
+_MOST_TEXT = 20_000  # characters of a reason
+_PACKAGES = ("kbjax", "jax", "jaxlib", "numpy")
+
+
+def measure(point: Point) -> dict[str, Any]:
+    """The row of a point: its figures, and how it ended. Raises nothing.
+
+    A refusal is ``failed`` with the error's class and message, an exception that is
+    none of kbjax's is ``error``.
+    """
+    start, began = time.perf_counter(), time.time()
+    row: dict[str, Any] = {"status": "done", "started_at": began}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _measure(point, row)
+        except errors.KbjaxError as error:
+            row |= _ended("failed", error)
+        except Exception as error:
+            row |= _ended("error", error)
+            if frames := traceback.extract_tb(error.__traceback__):
+                file, line = frames[-1].filename, frames[-1].lineno
+                row["reason"] += f" ({os.path.basename(file)}:{line})"
+    notes = dict.fromkeys(str(one.message) for one in caught)
+    row["notes"] = "\n".join(notes)[:_MOST_TEXT] or None
+    row["wall_s"] = time.perf_counter() - start
+    row["versions"] = _versions()
+    return row
+
+
+def check(sizes: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse kernels and sizes that there are none of, before the first point.
+
+    Args:
+      sizes: kernel -> the names of the sizes that a study gives it.
+
+    Raises:
+      KernelError: naming the first, with the nearest.
+    """
+    from kbjax import catalogue
+    from kbjax.study_axes import refuse_unknown
+
+    for kernel, names in sizes.items():
+        known = catalogue.sizes_of(kernel)
+        for name in names:
+            if name not in known:
+                refuse_unknown(kernel, name, known or ["size at all"])
+
+
+def _measure(point: Point, row: dict[str, Any]) -> None:
+    import jax
+
+    from kbjax import catalogue
+
+    sizes = dict(point.sizes)
+    if "seed" in catalogue.sizes_of(point.kernel):
+        sizes["seed"] = point.seed
+    case = catalogue.make(point.kernel, hardware=point.hardware, **sizes)
+    plan = case.call.plan(*case.inputs.specs, vary=[])
+    row["peak_scratch_bytes"] = plan.peak_scratch_bytes
+    row["budget_bytes"] = plan.budget_bytes
+    row["fit"] = plan.verdict
+    if plan.overflow is not None:
+        raise plan.overflow
+    if not plan.fits:
+        raise errors.KernelError(
+            "scratch overflow", got=f"{plan.peak_scratch_bytes:,} B",
+            allowed=f"{plan.budget_bytes:,} B",
+        )  # fmt: skip
+    if point.do == "plan":
+        return
+    summary = case.call.op_log(*case.inputs.specs).summary()
+    row |= {
+        "total_ns": summary.total_ns,
+        **{f"{n}_utilisation": use.utilisation for n, use in summary.engines.items()},
+        "bytes_loaded": summary.bytes_loaded,
+        "bytes_stored": summary.bytes_stored,
+        "gemm_flops": summary.gemm_flops,
+        "math_flops": summary.math_flops,
+        "commands": summary.commands,
+        "roofline_ns": summary.roofline_ns,
+        "limited_by": summary.limited_by,
+    }
+    if point.do == "time":
+        return
+    output = jax.block_until_ready(case.call(*case.arrays))
+    error = case.error_of(output)
+    row |= {
+        "error": error if error == error else None,
+        "tolerance": case.tolerance,
+        "verdict": "pass" if error <= case.tolerance else "fail",
+    }
+
+
+def _ended(status: str, error: Exception) -> dict[str, Any]:
+    text = str(error)[:_MOST_TEXT]
+    return {"status": status, "reason_kind": type(error).__name__, "reason": text}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a clone
+            found[package] = "not installed"
+    return found

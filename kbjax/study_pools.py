@@ -1,0 +1,158 @@
+"""Where the points of a study are computed: processes of this machine, or a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.resource_tracker
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from kbjax import errors
+
+
+class Pool(Protocol):
+    """Something that computes several calls at a time."""
+
+    @property
+    def size(self) -> int:
+        """Calls at a time."""
+
+    def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
+        """Start one."""
+
+    def stop(self) -> None:
+        """End, whatever still runs."""
+
+
+class Processes:
+    """Processes of this machine, one executor each: where one is killed, only the point
+    that it had is lost. They end when this process does, however that ends."""
+
+    def __init__(self, jobs: int) -> None:
+        self.size = jobs
+        self._free: list[Executor] = []
+        self._children: list[BaseProcess] = []
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
+        """Start `work(argument)` in a process that has nothing to do."""
+        with self._lock:
+            executor = self._free.pop() if self._free else _executor()
+        before = set(multiprocessing.active_children())
+        with _no_signals():  # a child starts with those of its parent
+            future = executor.submit(work, argument)
+        self._children += set(multiprocessing.active_children()) - before
+
+        def ended(done: Future[Any]) -> None:
+            broken = not done.cancelled() and done.exception() is not None
+            with self._lock:
+                if broken:
+                    executor.shutdown(wait=False)
+                else:
+                    self._free.append(executor)
+
+        future.add_done_callback(ended)
+        return future
+
+    def stop(self) -> None:
+        """Kill the processes: what they compute is not recorded."""
+        for child in self._children:
+            with contextlib.suppress(ValueError):
+                child.kill()
+        for executor in self._free:
+            executor.shutdown(wait=False, cancel_futures=True)
+        for child in self._children:
+            with contextlib.suppress(ValueError):
+                child.join(5)
+
+
+class Cluster:
+    """The workers of a Dask cluster, which must have the same kbjax.
+
+    Args:
+      address: of its scheduler, as ``tcp://host:8786``.
+
+    Raises:
+      KbjaxError: without `distributed`, or where there is no scheduler or worker.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            distributed = importlib.import_module("distributed")
+        except ImportError as error:
+            raise errors.KbjaxError(
+                "a cluster needs distributed, which is not installed",
+                remedy="Run pip install 'kbjax[cluster]'",
+            ) from error
+        try:
+            self._client = distributed.Client(
+                address, timeout="15s", set_as_default=False
+            )
+        except Exception as error:  # of several libraries
+            raise errors.KbjaxError(
+                f"there is no Dask scheduler at {address}",
+                got=f"{type(error).__name__}: {error}",
+                allowed="an address as tcp://host:8786",
+            ) from error
+        threads = self._client.nthreads()
+        self.size = sum(threads.values())
+        if not self.size:
+            self._client.close()
+            raise errors.KbjaxError(
+                f"the scheduler at {address} has no workers",
+                remedy=f"Start some: dask worker {address}",
+            )
+        self._executor = self._client.get_executor(pure=False, retries=0)
+
+    def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
+        """Start `work(argument)` on a worker."""
+        return self._executor.submit(work, argument)
+
+    def stop(self) -> None:
+        """Cancel what waits, and leave the cluster; it goes on without this process."""
+        with contextlib.suppress(Exception):
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(Exception):
+            self._client.close(timeout=5)
+
+
+def _executor() -> Executor:
+    multiprocessing.resource_tracker.ensure_running()  # it would unblock signals
+    return ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=_worker
+    )
+
+
+def _worker() -> None:
+    """In a worker: Ctrl-C is the parent's, standard output too, and its end is ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # what a kernel prints must not mix with results
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _no_signals() -> Iterator[None]:
+    """SIGINT waits, in this thread and in the processes that it starts."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,208 @@
+"""Running a study: its points are claimed, computed and recorded until none is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+from kbjax import errors, study_point, study_store
+from kbjax.study import Point, Study
+from kbjax.study_pools import Cluster, Pool, Processes
+from kbjax.study_store import Store
+from kbjax.study_table import StudyTable
+
+_TICK_S = 0.2  # how soon a signal is seen
+_BEAT_S = 5.0
+
+
+class InterruptedStudyError(errors.KbjaxError):
+    """A study was ended by a signal; what was done is in its file.
+
+    Attributes:
+      signal: its number.
+      table: what the file holds.
+    """
+
+    def __init__(self, table: StudyTable, number: int) -> None:
+        self.signal, self.table = number, table
+        super().__init__(
+            f"interrupted: {table.path} has {table.progress}",
+            remedy="Run the same command again to resume",
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a study is run.
+
+    Attributes:
+      jobs: points at a time; None for one a core, and for one alone where points are
+        executed, which uses all cores by itself.
+      scheduler: the address of a Dask cluster's; None for processes of this machine.
+      retry_failed: whether points that failed are done again.
+    """
+
+    jobs: int | None = None
+    scheduler: str | None = None
+    retry_failed: bool = False
+
+
+def run(
+    study: Study,
+    path: str | os.PathLike[str],
+    options: Options = Options(),
+    seen: Callable[[Store], None] = lambda store: None,
+) -> StudyTable:
+    """Do what is left of a study, and return what its file then holds.
+
+    Args:
+      study: what to do.
+      path: of the results file: made, or resumed where it is of the same study.
+      options: where and how.
+      seen: called when something was recorded, and several times a second.
+
+    Raises:
+      KbjaxError: for a kernel or size that there is none of, a file that cannot be
+        written or is of another study, a cluster that is not there.
+      InterruptedStudyError: after SIGINT or SIGTERM.
+    """
+    path = os.fspath(path)
+    study_store.open_problem(path, study)
+    if os.path.exists(path) and os.path.getsize(path):
+        store: Store | None = Store(path, study)
+        assert store is not None
+        if options.retry_failed:
+            store.retry()
+        counts = store.counts()
+        if not counts["pending"] and not counts["running"]:
+            try:
+                return store.table()
+            finally:
+                store.close()
+    else:
+        store = None
+    with _signals() as stop:
+        pool = _pool(study, options)
+        try:
+            _checked(study, pool, stop)
+            store = store or Store(path, study)
+            if not stop:
+                _work(study, store, pool, stop, seen)
+        finally:
+            pool.stop()
+            if store is not None:
+                with contextlib.suppress(errors.KbjaxError):  # the first error counts
+                    store.release()
+                store.close()
+    table = study_store.read(path)
+    if stop:
+        raise InterruptedStudyError(table, stop[0])
+    return table
+
+
+def _pool(study: Study, options: Options) -> Pool:
+    if options.scheduler is not None:
+        return Cluster(options.scheduler)
+    jobs = options.jobs
+    if jobs is None:
+        jobs = 1 if study.do == "run" else len(os.sched_getaffinity(0))
+    if jobs < 1:
+        raise errors.ShapeError("jobs is a positive integer", got=jobs)
+    return Processes(min(jobs, len(study)))
+
+
+def _checked(study: Study, pool: Pool, stop: list[int]) -> None:
+    """Refuse unknown kernels and sizes: a worker knows, for it has JAX."""
+    names: dict[str, dict[str, None]] = {}
+    for point in study.points():
+        names.setdefault(point.kernel, {}).update(dict.fromkeys(point.sizes))
+    future = pool.submit(
+        study_point.check, {kernel: tuple(sizes) for kernel, sizes in names.items()}
+    )
+    while not wait([future], timeout=_TICK_S).done:
+        if stop:
+            return
+    try:
+        future.result()
+    except BrokenProcessPool as error:
+        raise errors.KbjaxError(
+            "a worker process ended before its first point",
+            remedy="Give --jobs 1, or more memory; in a script, call the study under "
+            "if __name__ == '__main__'",
+        ) from error
+
+
+def _work(
+    study: Study,
+    store: Store,
+    pool: Pool,
+    stop: list[int],
+    seen: Callable[[Store], None],
+) -> None:
+    points = list(study.points())
+    flying: dict[Future[Any], tuple[int, int]] = {}
+    beaten = time.monotonic()
+    while not stop:
+        left = True
+        while len(flying) < pool.size and left and not stop:
+            claim = store.claim()
+            left = claim is not None
+            if claim is not None:
+                flying[pool.submit(study_point.measure, points[claim[0]])] = claim
+        if not flying and not store.others():
+            if store.counts()["pending"]:
+                continue  # given back in between
+            return
+        done = wait(flying, timeout=_TICK_S, return_when=FIRST_COMPLETED).done
+        if not flying:
+            time.sleep(_TICK_S)  # for points that another process has
+        for future in done:
+            claim = flying.pop(future)
+            store.finish(claim, _row(future, points[claim[0]]))
+        if time.monotonic() - beaten > _BEAT_S:
+            store.beat()
+            beaten = time.monotonic()
+        seen(store)
+
+
+def _row(future: Future[Any], point: Point) -> dict[str, Any]:
+    try:
+        row = dict(future.result())
+    except BaseException as error:  # the worker was killed, or its row lost
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        why = str(error)
+        if isinstance(error, BrokenProcessPool):
+            why = "the worker process was killed, by the system for its memory perhaps"
+        row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
+    return {**row, "seed": point.sizes.get("seed", point.seed)}
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """A list that gets the number of a signal that asks to end; a second one of them
+    ends at once. In another thread than the main one, signals are left alone."""
+    stop: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def asked(number: int, frame: object) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    before = {n: signal.signal(n, asked) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,245 @@
+"""The results file of a study: one SQLite database, a row a point.
+
+Several processes may work on one file: a point is claimed in a transaction, and
+recorded only by who holds the claim. Reading needs no lock (WAL). A file is looked at
+before anything in it is believed: it must have this module's tables and no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kbjax import errors, output, study_file, study_owner
+from kbjax.study import Study
+from kbjax.study_table import StudyTable
+
+
+class Store:
+    """A results file that is open for work on a study; `close` it at the end.
+
+    Args:
+      path: of the file, which is made where there is none.
+      study: what it is for.
+
+    Raises:
+      KbjaxError: where it cannot be written, is none of this study, or no results file.
+    """
+
+    def __init__(self, path: str, study: Study) -> None:
+        self.path, self.owner = path, study_owner.me()
+        self._numbers = range(len(study))
+        with study_file.refusals(path):
+            self._db = study_file.opened(path)
+            try:
+                self._begin(study)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _begin(self, study: Study) -> None:
+        """Make the tables and all points, in one transaction, or find them there."""
+        if study_file.has_tables(self._db, self.path):
+            study_file.refuse_another(self._db, self.path, study)
+        study_file.use_wal(self._db, self.path)
+        with self._transaction():
+            if study_file.has_tables(self._db, self.path):  # another writer was first
+                study_file.refuse_another(self._db, self.path, study)
+                return
+            self._db.execute(f"PRAGMA application_id = {study_file.APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version = {study_file.SCHEMA_VERSION}")
+            self._db.execute(study_file.META)
+            self._db.execute(study_file.POINTS)
+            self._db.execute(
+                "INSERT INTO meta VALUES ('study', ?)", (json.dumps(study.to_dict()),)
+            )
+            self._db.executemany(
+                "INSERT INTO points (number, key, status, attempts, seed) "
+                "VALUES (?, ?, 'pending', 0, ?)",
+                ((one.number, one.key, study.seed) for one in study.points()),
+            )
+
+    def claim(self) -> tuple[int, int] | None:
+        """The next point that nobody has done or runs, and which attempt at it this is;
+        None where there is none now. One whose owner is gone is taken over."""
+        with study_file.refusals(self.path), self._transaction():
+            found = self._db.execute(
+                "SELECT number FROM points WHERE status = 'pending' "
+                "ORDER BY number LIMIT 1"
+            ).fetchone()
+            if found is None:
+                found = self._abandoned()
+            if found is None:
+                return None
+            self._db.execute(
+                "UPDATE points SET status = 'running', owner = ?, heartbeat = ?, "
+                "attempts = attempts + 1 WHERE number = ?",
+                (self.owner, time.time(), found[0]),
+            )
+            (attempt,) = self._db.execute(
+                "SELECT attempts FROM points WHERE number = ?", found
+            ).fetchone()
+            return found[0], attempt
+
+    def _abandoned(self) -> tuple[int] | None:
+        gone: dict[tuple[str, float], bool] = {}
+        for number, owner, heartbeat in self._db.execute(
+            "SELECT number, owner, heartbeat FROM points WHERE status = 'running' "
+            "AND owner <> ? ORDER BY number",
+            (self.owner,),
+        ):
+            who = (owner, heartbeat or 0.0)
+            if who not in gone:
+                gone[who] = study_owner.is_gone(*who)
+            if gone[who]:
+                return (number,)
+        return None
+
+    def finish(self, claim: tuple[int, int], row: Mapping[str, Any]) -> bool:
+        """Record a point. False where the claim was lost meanwhile, and nothing is
+        recorded: whoever took it over does it."""
+        cells = {
+            n: study_file.storable(v) for n, v in row.items() if n in study_file.FIGURES
+        }
+        cells |= {"status": row["status"], "finished_at": time.time()}
+        cells["versions"] = json.dumps(row.get("versions", {}), sort_keys=True)
+        names = ", ".join(f"{name} = ?" for name in cells)
+        with study_file.refusals(self.path), self._transaction():
+            done = self._db.execute(
+                f"UPDATE points SET {names}, owner = NULL, heartbeat = NULL "
+                "WHERE number = ? AND attempts = ? AND owner = ? "
+                "AND status = 'running'",
+                (*cells.values(), *claim, self.owner),
+            )
+            return done.rowcount == 1
+
+    def beat(self) -> None:
+        """Say that this process still runs its points."""
+        with study_file.refusals(self.path), self._transaction():
+            self._db.execute(
+                "UPDATE points SET heartbeat = ? WHERE owner = ?",
+                (time.time(), self.owner),
+            )
+
+    def release(self) -> None:
+        """Give back the points that this process has claimed and not finished."""
+        with study_file.refusals(self.path), self._transaction():
+            self._db.execute(
+                "UPDATE points SET status = 'pending', owner = NULL, heartbeat = NULL "
+                "WHERE owner = ? AND status = 'running'",
+                (self.owner,),
+            )
+
+    def retry(self) -> int:
+        """Make what failed pending again; how many points that are."""
+        blank = ", ".join(
+            f"{name} = NULL" for name in study_file.FIGURES if name != "seed"
+        )
+        with study_file.refusals(self.path), self._transaction():
+            return self._db.execute(
+                f"UPDATE points SET status = 'pending', {blank} "
+                "WHERE status IN ('failed', 'error')"
+            ).rowcount
+
+    def counts(self) -> dict[str, int]:
+        """Status -> points."""
+        with study_file.refusals(self.path):
+            found = self._db.execute(
+                "SELECT status, count(*) FROM points GROUP BY status"
+            ).fetchall()
+        return {**dict.fromkeys(study_file.STATUSES, 0), **dict(found)}
+
+    def others(self) -> list[str]:
+        """The owners of points that other processes run."""
+        with study_file.refusals(self.path):
+            found = self._db.execute(
+                "SELECT DISTINCT owner FROM points WHERE status = 'running' "
+                "AND owner <> ?",
+                (self.owner,),
+            ).fetchall()
+        return [owner for (owner,) in found]
+
+    def table(self) -> StudyTable:
+        """What is there now."""
+        with study_file.refusals(self.path):
+            return study_file.table_of(self._db, self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def read(path: str | os.PathLike[str]) -> StudyTable:
+    """What a results file holds at this moment, whoever writes to it meanwhile.
+
+    Raises:
+      KbjaxError: where it cannot be read, or is no results file of a study.
+    """
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise errors.KbjaxError(
+            f"there is no results file {path}", remedy="Run the study first"
+        )
+    with study_file.refusals(path, "read"):
+        db = study_file.connected(path, "mode=ro")
+        try:
+            try:
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            except sqlite3.OperationalError:
+                # A folder that cannot be written: nobody else writes there either.
+                if os.path.exists(path + "-wal"):
+                    raise
+                db.close()
+                db = study_file.connected(path, "immutable=1")
+            if not study_file.has_tables(db, path):
+                raise study_file.no_results(path, "it has no tables")
+            return study_file.table_of(db, path)
+        finally:
+            db.close()
+
+
+def open_problem(path: str, study: Study) -> None:
+    """Refuse a results file that could not be used, before any work; make nothing.
+
+    Raises:
+      KbjaxError: see `Store`.
+    """
+    if os.path.lexists(path) and not os.path.exists(path):
+        raise errors.KbjaxError(f"cannot write {path}: it is a link to nothing")
+    if os.path.exists(path):
+        if not os.path.isfile(path):
+            raise errors.KbjaxError(
+                f"cannot write {path}: it is no file", remedy="Give a file's path"
+            )
+        with study_file.refusals(path), contextlib.suppress(FileNotFoundError):
+            db = study_file.connected(path, "mode=rw")
+            try:
+                if study_file.has_tables(db, path):
+                    study_file.refuse_another(db, path, study)
+                db.execute("BEGIN IMMEDIATE")  # refused where it is read-only
+                db.execute("ROLLBACK")
+            finally:
+                db.close()
+        return
+    with output.refusals(path):
+        probe = f"{path}.{os.getpid()}.probe"
+        with open(probe, "xb"):
+            pass
+        os.unlink(probe)

@@ -1,0 +1,199 @@
+"""The results of a study as a table: CSV, JSON, Parquet and HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import importlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from kbjax import errors, output
+
+SCHEMA_VERSION = 1
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
+_SHORT = {
+    "peak_scratch_bytes": "peak, B", "budget_bytes": "budget, B",
+    "total_ns": "latency, ns", "dma_utilisation": "dma", "gemm_utilisation": "gemm",
+    "math_utilisation": "math", "link_utilisation": "link", "limited_by": "limit",
+    "error": "error", "verdict": "numbers",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """What a results file holds at one moment.
+
+    Attributes:
+      study: as `Study.to_dict` gives it.
+      rows: a mapping a point, in the study's order: `number`, the parameters, then the
+        columns of docs/studies.md. What is not known (yet) is None.
+      path: of the results file.
+    """
+
+    study: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    path: str = ""
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Column -> its cells, in the rows' order."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        return {name: [row.get(name) for row in self.rows] for name in names}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Status -> how many points have it."""
+        found = Counter(row["status"] for row in self.rows)
+        order = ("done", "failed", "error", "running", "pending")
+        return {status: found[status] for status in order}
+
+    @property
+    def finished(self) -> int:
+        """How many points are done or failed."""
+        return sum(self.counts[status] for status in ("done", "failed", "error"))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every point is done, its numbers right, or does not fit."""
+        return all(
+            (row["status"] == "done" and row.get("verdict") != "fail")
+            or (row["status"] == "failed" and overflowed(row))
+            for row in self.rows
+        )
+
+    @property
+    def progress(self) -> str:
+        """How much of it there is, as ``4 of 6 points``."""
+        return f"{self.finished:,} of {len(self.rows):,} points"
+
+    def short(self) -> tuple[list[str], list[list[str]]]:
+        """The header and cells for people: what varies, and figures that are there."""
+        columns = self.columns()
+        axes = [name for name in columns if name in self.study["axes"]]
+        there = [n for n in _SHORT if any(c is not None for c in columns.get(n, []))]
+        rows = [
+            [
+                *(shown(row[name]) for name in axes),
+                "overflow" if overflowed(row) else str(row["status"]),
+                *(_figure(name, row[name]) for name in there),
+            ]
+            for row in self.rows
+        ]
+        return [*axes, "status", *(_SHORT[name] for name in there)], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, with `schema_version`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "path": self.path,
+            "study": dict(self.study),
+            "counts": self.counts,
+            "rows": [dict(row) for row in self.rows],
+        }
+
+    def to_json(self, target: output.Target) -> None:
+        """Write `to_dict()` as JSON.
+
+        Raises:
+          KbjaxError: where `target` cannot be written; a path is then as it was.
+        """
+        with output.text(target) as write:
+            write(json.dumps(self.to_dict()) + "\n")
+
+    def to_csv(self, target: output.Target) -> None:
+        """Write RFC 4180: a header, then a row a point; UTF-8, CRLF. Text that a
+        spreadsheet would take for a formula has an apostrophe in front. Raises what
+        `to_json` does."""
+        columns = self.columns()
+        with output.text(target) as write:
+            writer = csv.writer(SimpleNamespace(write=write))
+            writer.writerow(map(_cell, columns))
+            writer.writerows(
+                map(_cell, row) for row in zip(*columns.values(), strict=True)
+            )
+
+    def to_parquet(self, target: output.Target) -> None:
+        """Write Parquet, with the study in the file's metadata.
+
+        Raises:
+          KbjaxError: without pyarrow, and what `to_json` does.
+        """
+        try:
+            arrow = importlib.import_module("pyarrow")
+            parquet = importlib.import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise errors.KbjaxError(
+                "Parquet needs pyarrow, which is not installed",
+                remedy="Run pip install 'kbjax[parquet]'",
+            ) from error
+        arrays = {n: _array(arrow, cells) for n, cells in self.columns().items()}
+        about = {"schema_version": str(SCHEMA_VERSION), "study": json.dumps(self.study)}
+        table = arrow.table(arrays).replace_schema_metadata(about)
+        with output.binary(target) as file:
+            parquet.write_table(table, file)
+
+    def _repr_html_(self) -> str:
+        names, rows = self.short()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>"
+            for row in rows
+        )
+        caption = html.escape(f"{printable(self.study['name'])}: {self.progress}")
+        return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+
+
+def overflowed(row: Mapping[str, Any]) -> bool:
+    """Whether the point does not fit the scratch."""
+    return row.get("fit") == "does not fit"
+
+
+def shown(cell: object) -> str:
+    """A cell for people."""
+    if cell is None:
+        return ""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 1000 else f"{cell:,.1f}"
+    return printable(str(cell))
+
+
+def _figure(name: str, cell: Any) -> str:
+    if isinstance(cell, float) and name.endswith("_utilisation"):
+        return f"{cell:.1%}"
+    if isinstance(cell, float) and name == "error":
+        return f"{cell:.1e}"
+    return shown(cell)
+
+
+def printable(text: str) -> str:
+    """`text` with what moves a cursor or changes a colour as its escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _cell(cell: object) -> object:
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, str) and cell.startswith(_FORMULA):
+        return "'" + cell
+    return cell
+
+
+def _array(arrow: Any, cells: list[Any]) -> Any:
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds == {int, float}:
+        return arrow.array([None if c is None else float(c) for c in cells])
+    if len(kinds) > 1 or kinds <= {str}:
+        cells = [c if c is None else _unicode(c) for c in cells]
+        return arrow.array(cells, arrow.string())
+    return arrow.array(cells)
+
+
+def _unicode(cell: object) -> str:
+    text = cell if isinstance(cell, str) else json.dumps(cell)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

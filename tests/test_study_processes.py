@@ -1,0 +1,159 @@
+"""Studies whose process is signalled or killed, that share a file, whose points raise,
+and that run on a cluster."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kbjax import errors, study_plots, study_run, study_store
+from tests.test_study import ONE, ROOT, invoke, six, toml
+
+# A study of the user's own: its points sleep, so that there is time for a signal.
+SLOW = """
+import time, os
+from kbjax import catalogue
+from kbjax.study import Study
+
+def case(context: int = 64, *, hardware=None):
+    {body}
+    return catalogue.make("gqa_decode", context=context, num_pes=1, dim=16, tile=16,
+                          hardware=hardware)
+
+study = Study(name="slow", kernel=__file__ + ":case", do="plan",
+              axes={{"context": [64, 128, 256, 512, 1024, 2048]}})
+"""
+
+
+def slow(folder: Path, body: str) -> str:
+    return toml(folder / "slow.py", SLOW.format(body=body))
+
+
+def started(file: str, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kbjax", "study", file, "--jobs", "1", *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+
+
+def wait_for(results: Path, done: int) -> None:
+    """Until so many points are recorded, and the next one runs."""
+    until = time.monotonic() + 50
+    while time.monotonic() < until:
+        if results.exists():
+            try:
+                counts = study_store.read(results).counts
+            except errors.KbjaxError as error:
+                assert "no tables" in str(error)
+                continue
+            if counts["done"] == done and counts["running"] == 1:
+                return
+        time.sleep(0.01)
+    raise AssertionError("the study did not get there")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
+    """Three rows are on disk, nothing runs on, and the rest is done afterwards, while
+    a reader of both files never sees a torn row."""
+    file = slow(tmp_path, "time.sleep(60 if context == 512 and not os.path.exists("
+                f"{str(tmp_path / 'go')!r}) else 0)")  # fmt: skip
+    results, sheet = tmp_path / "slow.sqlite", tmp_path / "s.csv"
+    process = started(file, "--csv", str(sheet))
+    wait_for(results, 3)
+    partial = tmp_path / "partial.svg"
+    study_plots.write(study_store.read(results), str(partial))
+    assert "partial: 3 of 6 points" in partial.read_text("utf-8")
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    if number == signal.SIGKILL:
+        assert process.returncode == -9
+    else:
+        assert process.returncode == 128 + number
+        assert str(results) in told and "resume" in told and "Traceback" not in told
+        assert len(sheet.read_text("utf-8").splitlines()) >= 7
+    table = study_store.read(results)
+    assert table.counts["done"] == 3
+    before = [row for row in table.rows if row["status"] == "done"]
+    (tmp_path / "go").touch()
+    process = started(file, "--csv", str(sheet))
+    while process.poll() is None:
+        assert len(study_store.read(results).rows) == 6
+        if sheet.exists():
+            with open(sheet, newline="", encoding="utf-8") as opened:
+                rows = list(csv.reader(opened))
+            assert len(rows) == 7 and len({len(row) for row in rows}) == 1
+        time.sleep(0.01)
+    _, told = process.communicate()
+    assert process.returncode == 0, told
+    table = study_store.read(results)
+    assert table.counts["done"] == 6 and list(table.rows[:3]) == before
+    assert [row["attempts"] for row in table.rows] == [1, 1, 1, 2, 1, 1]
+
+
+def test_two_writers_share_a_study(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    file = slow(tmp_path, f"open({str(log)!r}, 'a').write(f'{{context}}\\n'); "
+                "time.sleep(0.3)")  # fmt: skip
+    both = [started(file), started(file)]
+    for process in both:
+        _, told = process.communicate(timeout=50)
+        assert process.returncode == 0, told
+    table = study_store.read(tmp_path / "slow.sqlite")
+    assert table.counts["done"] == 6
+    assert {row["attempts"] for row in table.rows} == {1}
+    assert sorted(map(int, log.read_text().split())) == [64, 128, 256, 512, 1024, 2048]
+
+
+def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
+    """The rest runs; the exit status says so; --retry-failed does them again."""
+    flag = tmp_path / "flag"
+    file = slow(tmp_path, f"""good = os.path.exists({str(flag)!r})
+    if context == 128 and not good: raise ValueError("[red]=x[/red]")
+    if context == 256 and not good: os.kill(os.getpid(), 9)
+    print("noise")""")  # fmt: skip
+    process = started(file, "--json")
+    out, _ = process.communicate(timeout=50)
+    assert process.returncode == 1
+    rows = json.loads(out)["rows"]
+    assert [row["status"] for row in rows] == ["done", "error", "error"] + ["done"] * 3
+    assert rows[1]["reason_kind"] == "ValueError" and "slow.py" in rows[1]["reason"]
+    assert rows[2]["reason_kind"] == "BrokenProcessPool"
+    assert "[red]=x[/red]" in invoke(str(tmp_path / "slow.sqlite")).output
+    flag.touch()
+    process = started(file, "--retry-failed")
+    _, told = process.communicate(timeout=50)
+    assert process.returncode == 0, told
+    assert study_store.read(tmp_path / "slow.sqlite").counts["done"] == 6
+
+
+def test_killed_many_times(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "kill_study.py"), "--kills", "3",
+         "--points", "40", "--most-s", "5"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kills" in done.stdout and "there once" in done.stdout
+
+
+def test_a_dask_cluster(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        options = study_run.Options(scheduler=cluster.scheduler_address)
+        table = study_run.run(six(), tmp_path / "r.sqlite", options)
+    assert table.counts["done"] == 6
+    assert table.rows == study_run.run(six(), tmp_path / "r.sqlite", ONE).rows
+    own = study_run.run(six(), tmp_path / "own.sqlite", ONE)
+    assert table.columns()["peak_scratch_bytes"] == own.columns()["peak_scratch_bytes"]
