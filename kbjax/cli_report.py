@@ -1,4 +1,5 @@
-"""`kbjax report KERNEL -o report.html`: a kernel's scratch and engines as one page."""
+"""`kbjax report KERNEL|RESULTS -o report.html`: a kernel's scratch and engines, or the
+curves of a study's results, as one page."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from kbjax.options import (
     Context,
     DTypeName,
     HardwareName,
-    KernelName,
     NumPes,
     Sizes,
     Tile,
@@ -23,9 +23,18 @@ from kbjax.options import (
     say_json,
 )
 
+_SQLITE = b"SQLite format 3\0"
+
 
 def report(
-    kernel: KernelName,
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            metavar="KERNEL|RESULTS",
+            help="A name that `kbjax kernels` lists, your own as path.py:function, or "
+            "a results file of `kbjax study`.",
+        ),
+    ],
     output: Annotated[
         str,
         typer.Option("--output", "-o", help="The file; - is standard output."),
@@ -44,6 +53,7 @@ def report(
     """Write a page, which any browser opens with no network: the map of the scratch,
     what the engines do, the kernel's source beside them, the summary and the plan.
 
+    Of the results of a study: its curves and its points.
     A kernel that does not fit has a report as well, up to where it overflows, and exit
     status 1.
     """
@@ -53,6 +63,13 @@ def report(
             "standard output cannot take both the report and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
+    if _is_results(kernel):
+        if sizes or pe is not None or hardware != "default":
+            raise typer.BadParameter(
+                "a study has its own sizes and hardware; give -o alone"
+            )
+        _report_study(kernel, output, as_json, console)
+        return
     with refusals(as_json):
         from kbjax import catalogue, report_page
         from kbjax import report as reports
@@ -95,3 +112,26 @@ def report(
                  *made.notes(), made.plan.headline()]  # fmt: skip
         console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if made.plan.fits else 1)
+
+
+def _is_results(name: str) -> bool:
+    """Whether it is the path of an SQLite file."""
+    try:
+        with open(name, "rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except (OSError, ValueError):
+        return False
+
+
+def _report_study(path: str, output: str, as_json: bool, console: Console) -> None:
+    with refusals(as_json):
+        from kbjax import report_study, study_store
+
+        table = study_store.read(path)
+        nbytes = report_study.write(table, output)
+    if as_json:
+        say_json({"study": table.study["name"], "results": path, "path": output,
+                  "nbytes": nbytes, "counts": table.counts})  # fmt: skip
+    else:
+        told = f"{output}: {nbytes:,} B, {table.progress} of {table.study['name']}"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -130,6 +130,7 @@ def _panel(
         height=340,
         sizing_mode="stretch_width",
         tools="",
+        toolbar_location=None,
         x_axis_type=_scale([row[axis] for row in table.rows]),
         y_axis_type="linear"
         if column.endswith("_utilisation")
@@ -139,6 +140,11 @@ def _panel(
     )
     style.plain_axes(made)
     made.title.text, made.title.text_font = title, style.FONT
+    across = sorted({row[axis] for row in table.rows})
+    made.xaxis.ticker = across[:: math.ceil(len(across) / 8)]
+    made.xaxis.major_label_overrides = {n: f"{n:,}" for n in across}
+    if column.endswith("_utilisation"):
+        made.y_range.start, made.y_range.end = 0, 1.04
     made.xaxis.axis_label, made.yaxis.axis_label = axis, unit
     drawn: list[Any] = []
     for n, (label, rows) in enumerate(curves.items()):

@@ -16,7 +16,7 @@ _ROW: dict[str, Any] = {
     "pe": 0, "engine": "math", "op_name": "add", "start_ps": 0, "end_ps": 0,
     "shape": "4x4", "dtype": "float32", "nbytes": 64, "flops": 16, "src_addrs": "",
     "dst_addr": "", "scope_depth": 0, "cursor_bytes": 0, "loop": "",
-    "file": "kernel.py", "line": 1,
+    "file": "kernel.py", "line": 1, "command": 0,
 }  # fmt: skip
 
 
@@ -137,6 +137,7 @@ def long_log(num_pes: int, iterations: int, folded: bool) -> RowsLog:
             "loop": texts[j],
             "file": same("kernel.py"),
             "line": of_kind(3, 4, 5),
+            "command": of_kind(0, 1, 2),
         },
         num_pes=num_pes,
     )

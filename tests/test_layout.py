@@ -95,7 +95,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli_doctor": {"doctor", "options"},
     "cli_fuzz": {"fuzz", "options"},
-    "cli_report": {"catalogue", "options", "report", "report_page"},
+    "cli_report": {
+        "catalogue",
+        "options",
+        "report",
+        "report_page",
+        "report_study",
+        "study_store",
+    },
     "cli_study": {
         "errors",
         "options",

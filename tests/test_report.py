@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kbjax as kb
-from kbjax import catalogue, cli, report, report_study
+from kbjax import catalogue, cli, report, report_study, study_run
+from kbjax.study import Study
 from tests.browser import Browser, chromium
 
 EVIL = "<script>alert(1)</script>"
@@ -266,3 +267,23 @@ def test_a_study_is_its_curves_and_points(browser: Browser, tmp_path: Path) -> N
         bare = Results()
         bare.study = {"name": "x", "axes": {"kernel": ["gqa"]}}
         report_study.html(bare)
+
+
+def test_a_results_file_is_a_study(browser: Browser, tmp_path: Path) -> None:
+    axes = {"kernel": ["flash_unscoped", "softmax"], "tile": [16, 32]}
+    made = Study(name="few", do="plan", axes=axes)
+    results, path = str(tmp_path / "few.sqlite"), tmp_path / "few.html"
+    study_run.run(made, results, study_run.Options(jobs=1))
+    result = invoke(results, "-o", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["counts"]["done"] == 4 and found["nbytes"] == path.stat().st_size
+    browser.open(path)
+    assert browser.complaints() == []
+    assert browser.column("peak_scratch_bytes 0", "x") == [16, 32]
+    refused = invoke(results, "-o", str(path), "--tile", "8")
+    assert refused.exit_code == 2
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(b"SQLite format 3\0 and no more")
+    broken = invoke(str(other), "-o", str(path))
+    assert broken.exit_code == 1 and "Traceback" not in broken.output
