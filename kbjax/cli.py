@@ -266,8 +266,6 @@ app.command(epilog="Example: kbjax report gqa_decode -o report.html")(cli_report
 app.command(epilog="Example: kbjax study context.toml --csv context.csv")(
     cli_study.study
 )
-app.command()(cli_report.report)
-app.command()(cli_study.study)
 
 
 def _report(

@@ -276,7 +276,7 @@ FAULTS = {
         tiles.Bytes, "poisoned", _poison_too_much, r"with scope", 721
     ),
     "a when that always runs": Fault(
-        data_phase._Replay, "_when", _always, r"tl.when", 430
+        data_phase.Replay, "_when", _always, r"tl.when", 430
     ),
 }
 TRIES = 12

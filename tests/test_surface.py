@@ -27,8 +27,8 @@ KINDS: dict[type, str] = {
 NOT_CALLED = {
     kb.TLContext: {"apply", "push", "pop", "view_of", "wait_for"},
     LoadFuture: {"not_a_tile", "to"},
-    SendFuture: {"not_a_tile"},
-    CircularBuffer: {"not_a_tile"},
+    SendFuture: {"not_a_tile", "to"},
+    CircularBuffer: {"not_a_tile", "to"},
 }
 
 
