@@ -220,7 +220,6 @@ def test_a_plan_agrees_with_the_op_log(which: str) -> None:
     [
         ("nested", ["outer", "inner"]),
         ("pes", ["tile"]),
-        ("gqa_decode", ["tiles", "keys"]),
         ("flash_prefill", ["queries", "tiles", "keys"]),
         ("straight", []),
     ],
