@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -274,6 +275,18 @@ def test_a_lost_claim_records_nothing(tmp_path: Path) -> None:
     assert second.claim() == (0, 2)
     first.close()
     second.close()
+
+
+def test_a_locale_without_its_letters(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    study_run.run(six(name="\xe9t\xe9"), path, ONE)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kbjax", "study", str(path)],
+        cwd=ROOT, capture_output=True, env={**os.environ, **ascii_only},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"\\xe9t\\xe9: 6 of 6 points" in done.stdout
 
 
 def test_no_jax_to_make_and_show_a_study(tmp_path: Path) -> None:
