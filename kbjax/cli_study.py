@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -151,6 +152,8 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
     """The rows for people, how many are done or failed, and the file."""
     from kbjax.study_table import printable
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in a locale that has no such letter
+        sys.stdout.reconfigure(errors="backslashreplace")
     console = console or Console()
     name = escape(printable(str(table.study["name"])))
     names, rows = table.short()

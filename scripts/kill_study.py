@@ -132,7 +132,7 @@ def main(
             studies += 1
         typer.echo(
             f"{done} kills, {held_back} of them between the first and the last point, "
-            f"{studies} studies of {len(want)} points: every point is there once"
+            f"studies of {len(want)} points: {studies}; every point is there once"
         )
 
 

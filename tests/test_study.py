@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
-import shlex
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from kbjax import cli, errors, study_plots, study_run, study_store
 from kbjax.study import Study, differences
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
 SIX = {"name": "six", "kernel": "gqa_decode", "do": "plan",
        "sizes": {"num_pes": 1, "dim": 16, "tile": 16},
        "axes": {"context": {"from": 64, "to": 2048, "factor": 2}}}  # fmt: skip
@@ -280,32 +277,16 @@ def test_a_lost_claim_records_nothing(tmp_path: Path) -> None:
     second.close()
 
 
-# --- the page and the scripts --------------------------------------------------------
-
-
-def test_the_commands_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    toml(tmp_path / "context.toml", text)
-    commands, scripts = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for command in commands.splitlines():
-        program, word, *arguments = shlex.split(command)
-        assert (program, word) == (".venv/bin/kbjax", "study")
-        result = invoke(*arguments)
-        assert result.exit_code == 0, result.output
-    assert "12 of 12 points" in result.output
-    for command in scripts.splitlines():
-        _, script, *arguments = shlex.split(command)
-        done = subprocess.run(
-            [sys.executable, str(ROOT / script), *arguments],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        name = script.split("_")[1].removesuffix(".py")
-        for kind in ("sqlite", "csv", "png", "svg"):
-            assert (tmp_path / "results" / f"{name}.{kind}").stat().st_size > 500
+def test_a_locale_without_its_letters(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    study_run.run(six(name="\xe9t\xe9"), path, ONE)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kbjax", "study", str(path)],
+        cwd=ROOT, capture_output=True, env={**os.environ, **ascii_only},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"\\xe9t\\xe9: 6 of 6 points" in done.stdout
 
 
 def test_no_jax_to_make_and_show_a_study(tmp_path: Path) -> None:

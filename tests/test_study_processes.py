@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -133,16 +132,6 @@ def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
     _, told = process.communicate(timeout=50)
     assert process.returncode == 0, told
     assert study_store.read(tmp_path / "slow.sqlite").counts["done"] == 6
-
-
-def test_killed_many_times(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "kill_study.py"), "--kills", "3",
-         "--points", "40", "--most-s", "5"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 kills" in done.stdout and "there once" in done.stdout
 
 
 def test_a_dask_cluster(tmp_path: Path) -> None:
