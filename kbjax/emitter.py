@@ -299,16 +299,21 @@ class Emitter:
             "cursor_bytes": arena.cursor,
         }
 
-    def _static(self, value: object, op: str, site: Site) -> int:
-        found = index.as_expr(value)
+    def _static(
+        self,
+        value: object,
+        op: str,
+        site: Site,
+        if_symbolic: str = "Use tl.range or tl.ds where the value is symbolic",
+    ) -> int:
+        truth = isinstance(value, bool | np.bool_)
+        found = None if truth else index.as_expr(value)
         if found is None or not found.is_const:
             raise errors.ShapeError(
                 f"{op} takes static integers",
                 site=site,
                 got=repr(value),
-                remedy="Use tl.range or tl.ds where the value is symbolic"
-                if found is not None
-                else "Give Python integers",
+                remedy="Give Python integers" if found is None else if_symbolic,
             )
         return found.const
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kbjax import expr
 from kbjax.allocator import Lease
 from kbjax.expr import ZERO, Expr, Node, Var
@@ -30,6 +32,8 @@ class Count:
         """Tiles that were pushed and not popped."""
         return expr.sub(self.pushed, self.popped)
 
+
+_FEW = 65_536  # iterations of a loop in which a condition may be looked at
 
 Counts = Mapping[int, Count]  # by the uid of the buffer's allocation
 
@@ -150,7 +154,7 @@ def _held_for(atom: expr.Atom, loop: Var, stop: Expr) -> Expr | None:
     if isinstance(atom, Node) and atom.op == "ne":
         others = _held_for(Node("eq", atom.args), loop, stop)
         return None if others is None else expr.sub(stop, others)
-    ends = _range_of(atom, loop)
+    ends = _range_of(atom, loop) or _range_found(atom, loop)
     if ends is None:
         return None
     low, high = ends
@@ -174,6 +178,25 @@ def _range_of(atom: expr.Atom, loop: Var) -> _Range | None:
     if atom.op != "eq":
         return upper
     return _both(upper, _not_negative(expr.sub(a, b), loop))
+
+
+def _range_found(atom: expr.Atom, loop: Var) -> _Range | None:
+    """As `_range_of`, of a condition on the loop's index alone, from its values in all
+    iterations, if they are few."""
+    few = loop.trip.is_const and loop.trip.const <= _FEW
+    if not few or expr.variables(Expr(0, ((atom, 1),))) != {loop}:
+        return None
+    if not isinstance(atom, Node) or atom.op not in expr.PREDICATES:
+        return None
+    iterations = np.arange(loop.trip.const)
+    holds = expr.evaluate(Expr(0, ((atom, 1),)), {loop: iterations}, np)
+    found = np.flatnonzero(np.broadcast_to(holds, iterations.shape))
+    if not found.size:
+        return ZERO, ZERO
+    low, high = int(found[0]), int(found[-1]) + 1
+    if high - low != found.size:
+        return None
+    return expr.const(low), expr.const(high)
 
 
 def _range_of_value(value: Expr, loop: Var) -> _Range | None:

@@ -218,7 +218,7 @@ def _unknown_slots(
     return errors.KernelError(
         f"the slots that this loop uses of the circular_buffer of {made.site} are not "
         f"known: its iterations push or pop different numbers of tiles{nested}, and "
-        f"not just in one range of {name}",
+        f"that they do so in one range of {name} could not be shown",
         site=site,
         allowed="the same pushes and pops in every iteration, or under a condition "
         f"that holds for one range of {name}, as tl.when({name} + 1 < n) does",

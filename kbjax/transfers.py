@@ -252,10 +252,20 @@ class Transfers(Aliases):
             is to itself.
         """
         site = self._recorder.enter_call()
-        step = self._static(offset, "send", site)
+        step = self._offset(offset, "send", site)
         read = self._read("send", src, site)
         self._emit(SendCmd(src=read, offset=step, **self._now(site)))
         return SendFuture(self, self._issue("send", read, site))
+
+    def _offset(self, offset: object, op: str, site: Site) -> int:
+        each = f"tl.when(tl.program_id() == pe): tl.{op}(...)"
+        return self._static(
+            offset,
+            f"the offset of {op}",
+            site,
+            if_symbolic=f"Write one {op} for each offset, under a condition where they "
+            f"differ by PE or iteration: with {each}",
+        )
 
     def recv(
         self,
@@ -281,7 +291,7 @@ class Transfers(Aliases):
           HazardError: where another transfer owns bytes of `out`.
         """
         site = self._recorder.enter_call()
-        step = self._static(offset, "recv", site)
+        step = self._offset(offset, "recv", site)
         sizes, kind = self._shape(shape, site), self._dtype(dtype, site)
         if out is None:
             out = self._allocate("recv", sizes, kind, site)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -562,6 +562,37 @@ def test_a_buffer_after_its_scope() -> None:
     refused(kernel, "made", "use", error=kb.KernelError, checks="off")
 
 
+# --- counts that follow a rule that is seen in their values --------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead", "rows"),
+    (
+        (lambda i: (i + 1) % N != 0, range(N)),
+        (lambda i: (i + 1) * (i + 1) < N * N, range(N)),
+        (lambda i: (i < 3) | (i + 1 < N), range(N)),
+        (lambda i: i // N > 0, (0,)),
+        (lambda i: (i * i) % N == N - 1, (0,)),  # no square is 7 modulo 8
+    ),
+)
+def test_a_condition_whose_values_are_a_range(ahead: Any, rows: Sequence[int]) -> None:
+    def kernel(tl: Any, x: Any, o: Any, *, loop: str = "range") -> None:
+        acc = tl.zeros((16,))
+        buffer = tl.circular_buffer(2, (16,))
+        buffer.push(x[0])
+        for i in getattr(tl, loop)(N):
+            with tl.when(ahead(i)):
+                buffer.push(x[tl.minimum(i + 1, N - 1)])
+            with tl.when((i == 0) | ahead(i - 1)):
+                tl.copy_to(acc, acc * 0.5 + buffer.pop())
+        tl.store(o, acc)
+
+    assert_same_bits(outputs(kernel), halved(rows))
+    assert_same_bits(
+        outputs(functools.partial(kernel, loop="static_range")), halved(rows)
+    )
+
+
 # --- counts that follow no rule ------------------------------------------------------
 
 
@@ -614,7 +645,8 @@ def nested(
 def test_a_condition_that_holds_for_no_one_range(kernel: Kernel) -> None:
     """The message says which conditions are known, and what to do, which works."""
     text = (
-        "are not known: its iterations push or pop .* not just in one range of i.*"
+        "are not known: its iterations push or pop .* in one range of i could not be "
+        r"shown\..*"
         r"Allowed: the same pushes .* one range of i, as tl\.when\(i \+ 1 < n\) .*"
         "every iteration, unroll the loop over i with tl.static_range or Python's range"
     )
@@ -648,7 +680,7 @@ def test_a_loop_inside_that_has_no_part_in_it_is_not_named() -> None:
             with tl.when(i % 2 == 1):
                 buffer.pop()
 
-    text = "different numbers of tiles, and not just in one range of i"
+    text = "different numbers of tiles, and that they do so in one range of i could not"
     refused(kernel, "made", "use", error=kb.KernelError, text=text)
 
 
@@ -662,6 +694,7 @@ def test_a_loop_inside_that_has_no_part_in_it_is_not_named() -> None:
         (lambda tl: tl.circular_buffer(-1, (16,)), kb.ShapeError, "at least one slot"),
         (lambda tl: tl.circular_buffer(2, (0,)), kb.ShapeError, "at least one element"),
         (lambda tl: tl.circular_buffer(2.0, (16,)), kb.ShapeError, "static integers"),
+        (lambda tl: tl.circular_buffer(True, (16,)), kb.ShapeError, "static integers"),
         (lambda tl: tl.circular_buffer(2, (16,), "f4"), kb.DTypeError, "f4"),
         (lambda tl: tl.circular_buffer(9999, (16,)).push, kb.ScratchOverflowError,
          "circular_buffer"),

@@ -449,3 +449,13 @@ def option_out_of_range(tl: Any, x: Any, n: Any, o: Any) -> None:
 @mistake(kb.ShapeError, "buffers is a number of tiles", "Got '2'", ">= 1")
 def buffers_of_a_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", x, x, x, o, buffers="2")  # <-
+
+
+@mistake(kb.ShapeError, "the offset of send", "under a condition", "tl.send(...)")
+def send_to_the_pe_of_a_number(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.send(tl.load(x), tl.program_id())  # <-
+
+
+@mistake(kb.ShapeError, "the offset of recv", "static integers", "Python integers")
+def recv_from_a_truth(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.recv((8, 4), "float32", True)  # <-
