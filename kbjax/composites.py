@@ -92,8 +92,9 @@ class Composites(Transfers):
         Args:
           operands: HBM views, the output last.
           tile: a tile's size along each of these axes, or one for all. None: the
-            kernel's own, no larger than the axis needs, and halved until the tiles fit
-            in the scratch that is left; in a loop, in that of its first iteration.
+            kernel's own, no larger than the axis needs; the largest is halved until
+            they fit in the scratch that is left; in a loop, in that of its first
+            iteration.
           options: of the kernel. `buffers`: tiles are loaded `buffers` - 1 ahead; 2
             where it is not given.
 
@@ -111,7 +112,9 @@ class Composites(Transfers):
                 site=site,
                 got=repr(kind),
                 allowed=", ".join(f"composite({name!r}, ...)" for name in TABLE),
-                remedy=f"The nearest is {ranges.nearest(str(kind), TABLE)!r}",
+                remedy=f"The nearest is {ranges.nearest(kind, TABLE)!r}"
+                if isinstance(kind, str) and kind
+                else "",
             )
         allowed = {*row.options, *row.by_name}
         if len(operands) != len(row.operands) or not options.keys() <= allowed:
@@ -172,6 +175,13 @@ class Composites(Transfers):
                     got=str(view),
                     allowed="places that are known when the kernel is recorded",
                 )
+            if 0 in view.shape:
+                raise errors.ShapeError(
+                    f"{op} takes views of at least one element",
+                    site=site,
+                    got=f"{name} of shape {view.shape}",
+                    allowed="sizes of at least 1",
+                )
             self._proven(op, view, "Take a view that lies inside", fill=False)
         self._require_writable(op, views[output], site)
         for name, view in views.items():
@@ -191,7 +201,7 @@ class Composites(Transfers):
                 continue
             shape = views[name].shape
             known = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
-            fits = len(shape) == len(axes) and 0 not in shape
+            fits = len(shape) == len(axes)
             for axis, size in zip(axes, shape, strict=False):
                 fits = fits and sizes.setdefault(axis, size) == size
             if not fits:
@@ -233,15 +243,16 @@ class Composites(Transfers):
                 )
             return dict(zip(row.tiles, map(int, each), strict=True))
         defaults = inspect.signature(row.function()).parameters
-        largest = {
+        tiles = {
             name: min(defaults[name].default, 1 << (sizes[axis] - 1).bit_length())
             for name, axis in row.tiles.items()
         }
-        for halvings in range(max(largest.values()).bit_length()):
-            tiles = {name: max(size >> halvings, 1) for name, size in largest.items()}
-            if self._fits(row, views, {**options, **tiles}):
-                break
-        return tiles  # where none fits, recording with the smallest says so
+        while not self._fits(row, views, {**options, **tiles}):
+            largest = max(tiles, key=tiles.__getitem__)
+            if tiles[largest] == 1:
+                break  # recording with these says that none fits
+            tiles[largest] //= 2
+        return tiles
 
     def _may_overlap(self, a: HbmRef, b: HbmRef) -> bool:
         """Whether both name an element, in the iterations that run now."""

@@ -156,7 +156,12 @@ class Prefetched(Tiles):
     ) -> None:
         super().__init__(tl, k, v, tile, pages)
         self.loads = _prefetch.Prefetched(
-            tl, depth, count, lambda j: (self._rows(k, j), self._rows(v, j)), first
+            tl,
+            depth,
+            count,
+            lambda j: (self._rows(k, j), self._rows(v, j)),
+            first,
+            tl.cdiv(k.shape[0], tile) if pages is None else None,
         )
 
     def ahead(self, j: Any) -> None:

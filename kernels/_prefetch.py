@@ -8,7 +8,8 @@ from typing import Any
 
 class Prefetched:
     """Tiles `first` to `count` - 1 of some arrays, each used once, in order. They are
-    loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array."""
+    loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array; of
+    no more than there are tiles."""
 
     def __init__(
         self,
@@ -17,8 +18,13 @@ class Prefetched:
         count: Any,
         views: Callable[[Any], tuple[Any, ...]],
         first: Any = 0,
+        most: int | None = None,
     ) -> None:
-        """`views(j)`: where tile j of each array is; what lies past an end is 0."""
+        """`views(j)`: where tile j of each array is; what lies past an end is 0.
+        `most`: how many tiles there are at most, where `count` is symbolic."""
+        if most is None and isinstance(count, int):
+            most = count
+        depth = depth if most is None else max(min(depth, most), 1)
         self.tl, self.depth, self.count, self.views = tl, depth, count, views
         self.buffers = [tl.circular_buffer(depth, v.shape, v.dtype) for v in views(0)]
         for n in range(depth - 1):

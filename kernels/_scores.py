@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,11 @@ class Scores:
         object.__setattr__(self, "causal", bool(self.causal))
         object.__setattr__(self, "window", int(self.window))
         object.__setattr__(self, "softcap", float(self.softcap))
+
+    def over(self, positions: int) -> Scores:
+        """The same where tokens are less than `positions` apart: a window that holds
+        them all is none."""
+        return self if self.window < positions else replace(self, window=0)
 
     def modifier(
         self, tl: Any, distance: Any, shift: Any, slope: Any

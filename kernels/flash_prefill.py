@@ -57,11 +57,13 @@ def flash_prefill(
       slopes: (G,) in HBM; slope * (key position - query position) is added to a score.
     """
     (group, queries, dim), keys = q.shape, k.shape[0]
-    scores = Scores(causal, window, softcap)
+    scores = Scores(causal, window, softcap).over(max(keys, queries))
     before = keys - queries  # keys that every query sees but for its own
     column = tl.expand_dims(tl.arange(tile), 0)
     row = tl.expand_dims(tl.arange(block), 1)
-    plain = not causal and not window and slopes is None  # positions do not matter
+    plain = (
+        not causal and not scores.window and slopes is None
+    )  # positions do not matter
     distance = None if plain else column - row
     sinks, slopes = (
         None if x is None else _per_head(tl, x, q) for x in (sinks, slopes)

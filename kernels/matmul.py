@@ -33,8 +33,7 @@ def matmul(
     tile_k: int = 256,
     buffers: int = 2,
 ) -> None:
-    """a: (M, K), b: (K, N), of one type, o: (M, N). Tiles of K are loaded `buffers` - 1
-    ahead."""
+    """a: (M, K), b: (K, N), o: (M, N). Tiles of K are loaded `buffers` - 1 ahead."""
     rows, columns = o.shape
     for i in tl.range(tl.cdiv(rows, tile_m)):
         for j in tl.range(tl.cdiv(columns, tile_n)):
@@ -57,7 +56,8 @@ def product(tl: Any, a: Any, b: Any, tile_k: int, buffers: int) -> Any:
         here = tl.ds(k * tile_k, tile_k)
         return a[:, here], b[here, :]
 
-    acc = tl.zeros((rows, columns), a.dtype.accumulator)
+    kind = a.dtype if a.dtype.is_float else b.dtype  # an integer is widened to a float
+    acc = tl.zeros((rows, columns), kind.accumulator)
     tiles = Prefetched(tl, buffers, steps, views)
     for k in tl.range(steps):
         with tl.scratch_scope("k"):

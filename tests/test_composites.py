@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -118,6 +119,52 @@ def test_int8_sums_in_int32() -> None:
     np.testing.assert_array_equal(call(a, b), a.astype(np.int32) @ b.astype(np.int32))
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("int8", "float32"),
+        ("float32", "int8"),
+        ("int16", "bfloat16"),
+        ("int8", "int16"),
+    ],
+)
+def test_mixes_of_types(a: str, b: str) -> None:
+    """Small integers, which every one of the types has."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-8, 8, shape) for shape in GEMM[:2])
+    call = kb.kernel_call(partial(composite, kind="gemm"), spec(GEMM[2]))
+    arrays = x.astype(jnp.dtype(a)), y.astype(jnp.dtype(b))
+    np.testing.assert_array_equal(call(*arrays), x @ y)
+
+
+def test_no_more_buffers_than_tiles() -> None:
+    """Asking for more neither costs scratch nor changes what is run."""
+    for kind, shapes, tile, most in (
+        ("gemm", GEMM, (16, 32, 25), 4),
+        ("flash", FLASH, (16, 50), 3),
+    ):
+        *arrays, out = map(spec, shapes)
+        peaks = []
+        for buffers in (most - 1, most, most + 1, 10**6):
+            kernel = partial(composite, kind=kind, tile=tile, buffers=buffers)
+            peaks.append(kb.kernel_call(kernel, out).plan(*arrays).peak_scratch_bytes)
+        assert peaks[0] < peaks[1] == peaks[2] == peaks[3]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [150, 2**31, 2**40])
+def test_a_window_that_holds_all(window: int, causal: bool) -> None:
+    *arrays, out = *normal(*FLASH[:-1]), spec(FLASH[-1])
+    calls = [
+        kb.kernel_call(
+            partial(composite, kind="flash", window=w, causal=causal, tile=32), out
+        )
+        for w in (0, window)
+    ]
+    plain, windowed = (call(*arrays) for call in calls)
+    assert_same_bits(plain, windowed)
+
+
 def test_queries_without_heads() -> None:
     """(Q, D) is (1, Q, D); sinks too."""
 
@@ -145,7 +192,7 @@ def test_queries_without_heads() -> None:
 def test_the_tiles_are_the_largest_that_fit(
     kind: str, shapes: Any, tiles: tuple[int, ...], held_kib: int
 ) -> None:
-    """Beside what the kernel holds: halved once less, they overflow."""
+    """Beside what the kernel holds: with the last halving undone, they overflow."""
     *inputs, out = map(spec, shapes)
 
     def kernel(tl: Any, *views: Any, tile: Any = None) -> None:
@@ -154,7 +201,12 @@ def test_the_tiles_are_the_largest_that_fit(
         tl.composite(kind, *views, tile=tile)
 
     program = kb.kernel_call(kernel, out).record(*inputs)
-    halvings = [tuple(size >> n for size in tiles) for n in range(7)]
+    halvings = [tiles]
+    while max(halvings[-1]) > 1:
+        at = int(np.argmax(halvings[-1]))
+        halvings.append(
+            tuple(s // 2 if n == at else s for n, s in enumerate(halvings[-1]))
+        )
     fitting = []
     for tile in halvings:
         try:

@@ -426,6 +426,11 @@ def depths_that_differ(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("gemm", x, x, o)  # <-
 
 
+@mistake(kb.ShapeError, "views of at least one element", "Got a of shape (8, 0)")
+def composite_of_nothing(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite("gemm", x[:, 0:0], x[0:0, :], o)  # <-
+
+
 @mistake(kb.ShapeError, "needs q of shape (G, Q, D)", "Got (4,)")
 def queries_without_an_axis(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("flash", x[0], x, x, o)  # <-

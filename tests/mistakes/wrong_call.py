@@ -192,6 +192,11 @@ def no_such_composite(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("gem", x, x, o)  # <-
 
 
+@mistake(kb.KernelError, "takes the name", "Got None", "'flash', ...).")
+def composite_of_no_name(tl: Any, x: Any, n: Any, o: Any) -> None:
+    tl.composite(None, x, x, o)  # <-
+
+
 @mistake(kb.KernelError, "Got 2 views", "composite('gemm', a, b, out")
 def operand_left_out(tl: Any, x: Any, n: Any, o: Any) -> None:
     tl.composite("gemm", x, o)  # <-
