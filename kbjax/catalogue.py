@@ -7,17 +7,14 @@ in their module; a user's file may have several.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from kbjax import errors
+from kbjax import errors, user_files
 from kbjax.cases import Case
 from kbjax.hardware import Hardware
 from kbjax.ranges import nearest
@@ -120,7 +117,7 @@ def make(name: str, /, *, hardware: Hardware | None = None, **sizes: Any) -> Cas
     missing = [
         size
         for size, default in known.items()
-        if default is inspect.Parameter.empty and size not in sizes
+        if default is REQUIRED and size not in sizes
     ]
     if missing:
         raise errors.KernelError(
@@ -151,15 +148,18 @@ def _case_function(name: str) -> Callable[..., Any]:
     path, colon, function_name = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         return kernel_module(name).case
-    module = _module_at(path)
+    module = user_files.module_at(path)
     function = getattr(module, function_name, None)
     if not inspect.isfunction(function):
-        functions = [n for n, f in vars(module).items() if inspect.isfunction(f)]
+        functions = [n for n, f in vars(module).items() if _may_be_a_case(f)]
         raise errors.KernelError(
             f"{path} has no function {function_name!r}",
-            allowed=", ".join(functions) or "none: it has no functions",
+            allowed=", ".join(functions) or "none: no function in it takes `hardware`",
+            remedy=f"The nearest is {nearest(function_name, functions)}"
+            if functions
+            else _RETURN_A_CASE,
         )
-    if "hardware" not in inspect.signature(function).parameters:
+    if not _may_be_a_case(function):
         raise errors.KernelError(
             f"{name} is no case",
             got="it takes no `hardware`",
@@ -168,25 +168,7 @@ def _case_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _module_at(path: str) -> ModuleType:
-    try:
-        changed_ns = os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise errors.KernelError(f"cannot read {path}: {error.strerror}") from error
-    return _loaded(os.path.realpath(path), changed_ns)
-
-
-@functools.lru_cache(maxsize=32)
-def _loaded(path: str, changed_ns: int) -> ModuleType:
-    """The module in a file, run once for each of the file's versions; the modules
-    beside it can be imported, as from a script."""
-    folder, file = os.path.split(path)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = f"_kbjax_user_{file.removesuffix('.py')}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a path that ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def _may_be_a_case(value: object) -> bool:
+    return (
+        inspect.isfunction(value) and "hardware" in inspect.signature(value).parameters
+    )

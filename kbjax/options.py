@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from kbjax import errors
+from kbjax.user_files import raised
 
 if TYPE_CHECKING:
     from kbjax.hardware import Hardware
@@ -79,15 +80,19 @@ def say_json(report: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def refusals(as_json: bool) -> Iterator[None]:
-    """Show a refusal as text or JSON, and exit with status 1."""
+    """Show a refusal, and what a user's own file raises, as text or JSON, and exit with
+    status 1."""
     try:
         yield
-    except errors.KbjaxError as error:
+    except (Exception, SystemExit) as error:
+        refusal = error if isinstance(error, errors.KbjaxError) else raised(error)
+        if refusal is None:
+            raise
         if as_json:
-            say_json({"error": error.to_dict()})
+            say_json({"error": refusal.to_dict()})
         else:
             Console(stderr=True).print(
-                f"{type(error).__name__}: {error}", markup=False, soft_wrap=True
+                f"{type(refusal).__name__}: {refusal}", markup=False, soft_wrap=True
             )
         raise typer.Exit(1) from None
 

@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "views",
     },
     "cases": {"call", "dtypes", "errors", "ranges"},
-    "catalogue": {"cases", "errors", "hardware", "ranges", "shipped"},
+    "catalogue": {"cases", "errors", "hardware", "ranges", "shipped", "user_files"},
     "chrome": {"tracks"},
     "cli": {
         "catalogue",
@@ -276,7 +276,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "written",
     },
     "ops": {"dtypes", "signatures"},
-    "options": {"dtypes", "errors", "hardware", "shipped"},
+    "options": {"dtypes", "errors", "hardware", "shipped", "user_files"},
     "output": {"errors"},
     "overflow": {"site"},
     "placement": {"errors"},
@@ -461,6 +461,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "refs",
         "site",
     },
+    "user_files": {"errors", "site"},
     "views": {
         "domain",
         "dtypes",

@@ -1,0 +1,137 @@
+"""Kernels of a user's own file: what goes wrong in it is said of its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kbjax import cli
+
+HEAD = """
+import sys
+import jax, numpy as np
+import kbjax as kb
+from kbjax.cases import Case, Inputs
+
+def double(tl, x, o):
+    BODY
+    tl.store(o, tl.load(x) * 2.0)
+
+def case(rows=4, *, hardware=None):
+    MADE
+    out = jax.ShapeDtypeStruct((rows, 8), "float32")
+    call = kb.kernel_call(double, out, hardware=hardware)
+    return Case(call, Inputs(0, 1, "float32", ((rows, 8),)), reference, 1e-6)
+
+def reference(x):
+    WANTED
+    return 2.0 * x.astype(np.float64)
+
+TOP
+"""
+PLACES = ("BODY", "MADE", "WANTED", "TOP")
+LINES = {
+    place: 1 + [line.strip() for line in HEAD.splitlines()].index(place)
+    for place in PLACES
+}
+COMMANDS = {
+    "BODY": ("run", "plan", "trace", "report"),
+    "MADE": ("run", "plan"),
+    "WANTED": ("run",),
+    "TOP": ("run", "plan"),
+}
+
+
+def written(folder: Path, place: str = "", line: str = "pass") -> str:
+    """The file, with a line in one of its places, and the path and name of its case."""
+    text = HEAD
+    for name in PLACES:
+        text = text.replace(name, line if name == place else "pass")
+    path = folder / "mine.py"
+    path.write_text(text)
+    return f"{path}:case"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("raise ValueError('no [red] luck')", "ValueError: no [red] luck"),
+        ("assert not 'so'", "AssertionError"),
+        ("np.zeros(3) + np.zeros(4)", "could not be broadcast"),
+        ("open('/no/such')", "FileNotFoundError"),
+        ("eval('1 +')", "SyntaxError"),
+        ("sys.exit(0)", "sys.exit(0) was called"),
+        ("sys.exit('bye')", "sys.exit('bye') was called"),
+        ("raise SystemExit", "sys.exit(None) was called"),
+    ],
+)
+def test_what_it_raises(tmp_path: Path, place: str, line: str, said: str) -> None:
+    """One message that names the line, and status 1; never status 0."""
+    name = written(tmp_path, place, line)
+    for command in COMMANDS[place]:
+        to = ["-o", str(tmp_path / "out")] if command in ("trace", "report") else []
+        result = CliRunner().invoke(cli.app, [command, name, *to])
+        assert result.exit_code == 1, (command, result.output)
+        assert result.stderr.startswith(f"KernelError: mine.py:{LINES[place]}: ")
+        assert said in result.stderr
+    result = CliRunner().invoke(cli.app, ["run", name, "--json"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == report["schema_version"] == 1
+    assert report["error"]["line"] == LINES[place]
+    assert said in report["error"]["message"]
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["run", written(tmp_path)])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_fault_of_kbjax_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised as it is, with its frames, which a report of it needs."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of kbjax")
+
+    monkeypatch.setattr("kbjax.recorder.Recorder.emit", broken)
+    result = CliRunner().invoke(cli.app, ["run", written(tmp_path)])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"def case(:\n", "mine.py:1: .*mine.py is not Python: invalid syntax"),
+        (b"x = 1\n  y = 2\n", "mine.py:2: .*unexpected indent"),
+        (b"\xff\xfe\x00", "is not Python"),
+        (b"x = '\0'\n", "is not Python"),
+        (b"", "no function 'case'.* none: no function in it takes `hardware`"),
+    ],
+)
+def test_a_file_that_is_no_python(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_bytes(content)
+    result = CliRunner().invoke(cli.app, ["run", f"{path}:case"])
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    import re
+
+    assert re.search(said, result.stderr), result.stderr
+
+
+def test_a_folder_and_a_function_of_another_name(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    for name, said in (
+        (f"{tmp_path}/folder.py:case", "Is a directory"),
+        (f"{tmp_path}/none.py:case", "No such file"),
+        (written(tmp_path)[:-1], "Allowed: case. The nearest is case"),
+        (written(tmp_path)[:-4] + "reference", "it takes no `hardware`"),
+    ):
+        result = CliRunner().invoke(cli.app, ["run", name])
+        assert result.exit_code == 1
+        assert said in result.stderr
