@@ -1,7 +1,7 @@
 """The kernels that can be named: shipped ones, and a user's by ``path.py:function``.
 
 A named kernel is a function `case(...)` that returns a `Case`: its parameters are the
-kernel's sizes, with defaults, and the keyword-only `hardware`. Shipped kernels have one
+kernel's sizes, with defaults, and `hardware`. Shipped kernels have one
 in their module; a user's file may have several.
 """
 
@@ -141,11 +141,19 @@ _RETURN_A_CASE = (
 
 def _sizes(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = [p for p in parameters if p.kind in named and p.name != "hardware"]
+    return {p.name: p.default for p in taken}
 
 
 def _case_function(name: str) -> Callable[..., Any]:
     path, colon, function_name = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        raise errors.KernelError(
+            "a file of one's own is named with the function in it",
+            got=name,
+            remedy=f"Give {name}:case, if `case` is the function's name",
+        )
     if not colon or not path.endswith(".py"):
         return kernel_module(name).case
     module = user_files.module_at(path)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from kbjax import catalogue, cli, hardware
 from kbjax.call import KernelCall
+from kbjax.options import SCHEMA_VERSION
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
@@ -64,7 +65,7 @@ def test_json_holds_the_same_figures(fidelity: str) -> None:
     result, _ = ran("--fidelity", fidelity, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert report["schema_version"] == SCHEMA_VERSION
     assert report["verdict"] == "pass"
     assert 0 < report["error"] <= report["tolerance"]
     summary = report["summary"]
@@ -193,7 +194,7 @@ def test_an_overflow_is_structured_json() -> None:
     report = json.loads(result.stdout)
     error = report["error"]
     found = error["overflow"]
-    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert report["schema_version"] == SCHEMA_VERSION
     assert found["kernel"] == "flash_unscoped"
     assert found["budget_bytes"] - found["cursor_bytes"] == found["free_bytes"]
     assert sum(group["nbytes"] for group in found["live"]) == found["cursor_bytes"]
@@ -412,7 +413,7 @@ def test_hardware_lists_the_profiles() -> None:
     result = invoke("hardware", columns=200)
     assert result.exit_code == 0
     found = json.loads(invoke("hardware", "--json").stdout)
-    assert found["schema_version"] == cli.SCHEMA_VERSION
+    assert found["schema_version"] == SCHEMA_VERSION
     assert list(found["profiles"]) == list(PROFILES)
     for name, profile in found["profiles"].items():
         assert name in result.stdout and profile.pop("about") in result.stdout
