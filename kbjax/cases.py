@@ -18,7 +18,7 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
-from kbjax.ranges import nearest
+from kbjax.names import nearest
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 

@@ -19,7 +19,8 @@ from typing import Any
 from kbjax import errors, study_axes
 from kbjax.hardware import Hardware, named
 from kbjax.hardware_toml import Source
-from kbjax.ranges import FrozenTable, Table, shown
+from kbjax.names import shown
+from kbjax.ranges import FrozenTable, Table
 from kbjax.study_axes import MOST_VALUES, canonical, refuse_unknown, value_of, values
 
 STEPS = ("plan", "time", "run")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from kbjax import errors
-from kbjax.ranges import nearest, shown
+from kbjax.names import nearest, shown
 
 MOST_VALUES = 100_000  # of one axis, and points of a study
 _RANGE = ("from", "to", "step", "factor")

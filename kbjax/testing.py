@@ -19,7 +19,7 @@ from kbjax import errors, findings, laws
 from kbjax.call import KernelCall
 from kbjax.cases import Case, tolerance
 from kbjax.findings import Subject
-from kbjax.ranges import nearest
+from kbjax.names import nearest
 
 SCHEMA_VERSION = 1
 CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint")
