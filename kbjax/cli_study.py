@@ -150,7 +150,7 @@ def exported(
 
 def print_table(table: StudyTable, console: Console | None = None) -> None:
     """The rows for people, how many are done or failed, and the file."""
-    from kbjax.study_table import printable
+    from kbjax.names import printable
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # in a locale that has no such letter
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kbjax import errors, output
-from kbjax.study_table import StudyTable, overflowed, printable, shown
+from kbjax.names import printable
+from kbjax.study_table import StudyTable, overflowed, shown
 
 FORMATS = ("png", "svg")
 _MOST_LINES = 24

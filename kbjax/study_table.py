@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kbjax import errors, output
+from kbjax.names import printable
 
 SCHEMA_VERSION = 1
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
@@ -169,11 +170,6 @@ def _figure(name: str, cell: Any) -> str:
     if isinstance(cell, float) and name == "error":
         return f"{cell:.1e}"
     return shown(cell)
-
-
-def printable(text: str) -> str:
-    """`text` with what moves a cursor or changes a colour as its escape."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _cell(cell: object) -> object:
