@@ -167,9 +167,12 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
     if len(rows) > _MOST_ROWS:
         _say(console, f"{len(rows) - _MOST_ROWS:,} more rows are in the file")
     reasons = {
-        (str(row["reason_kind"]), str(row["reason"]).splitlines()[0]): row["number"]
+        (
+            str(row.figures["reason_kind"]),
+            _first_line(row.figures["reason"]),
+        ): row.number
         for row in reversed(table.rows)
-        if row["reason"]
+        if row.figures["reason"]
     }
     for (kind, reason), number in list(reversed(reasons.items()))[:5]:
         _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
@@ -177,6 +180,10 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
         _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
     _say(console, f"{counts}; {escape(printable(table.path))}")
+
+
+def _first_line(text: object) -> str:
+    return next(iter(str(text).splitlines()), "")
 
 
 def default_output(file: str) -> str:

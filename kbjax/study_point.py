@@ -13,9 +13,9 @@ from typing import Any
 
 from kbjax import errors
 from kbjax.study import Point
+from kbjax.study_row import VERSIONS
 
 _MOST_TEXT = 20_000  # characters of a reason
-_PACKAGES = ("kbjax", "jax", "jaxlib", "numpy")
 
 
 def measure(point: Point) -> dict[str, Any]:
@@ -114,8 +114,11 @@ def _ended(status: str, error: Exception) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    found = {}
+    for package in VERSIONS:
+        if package == "python":
+            found[package] = platform.python_version()
+            continue
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # run from a clone

@@ -81,7 +81,7 @@ def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
         assert len(sheet.read_text("utf-8").splitlines()) >= 7
     table = study_store.read(results)
     assert table.counts["done"] == 3
-    before = [row for row in table.rows if row["status"] == "done"]
+    before = [row for row in table.rows if row.status == "done"]
     (tmp_path / "go").touch()
     process = started(file, "--csv", str(sheet))
     while process.poll() is None:
@@ -95,7 +95,7 @@ def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
     assert process.returncode == 0, told
     table = study_store.read(results)
     assert table.counts["done"] == 6 and list(table.rows[:3]) == before
-    assert [row["attempts"] for row in table.rows] == [1, 1, 1, 2, 1, 1]
+    assert [row.attempts for row in table.rows] == [1, 1, 1, 2, 1, 1]
 
 
 def test_two_writers_share_a_study(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_two_writers_share_a_study(tmp_path: Path) -> None:
         assert process.returncode == 0, told
     table = study_store.read(tmp_path / "slow.sqlite")
     assert table.counts["done"] == 6
-    assert {row["attempts"] for row in table.rows} == {1}
+    assert {row.attempts for row in table.rows} == {1}
     assert sorted(map(int, log.read_text().split())) == [64, 128, 256, 512, 1024, 2048]
 
 
