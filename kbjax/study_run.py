@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kbjax import errors, study_point, study_store
+from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes
 from kbjax.study_store import Store
@@ -113,7 +114,7 @@ def _pool(study: Study, options: Options) -> Pool:
         return Cluster(options.scheduler)
     jobs = options.jobs
     if jobs is None:
-        jobs = 1 if study.do == "run" else len(os.sched_getaffinity(0))
+        jobs = 1 if study.do == "run" else usable_cores()
     if jobs < 1:
         raise errors.ShapeError("jobs is a positive integer", got=jobs)
     return Processes(min(jobs, len(study)))

@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "site",
         "views",
     },
-    "cases": {"call", "dtypes", "errors", "ranges"},
+    "cases": {"call", "cores", "dtypes", "errors", "ranges"},
     "catalogue": {"cases", "errors", "hardware", "ranges", "shipped", "user_files"},
     "chrome": {"tracks"},
     "cli": {
@@ -143,6 +143,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "surface",
         "views",
     },
+    "cores": set(),
     "costs": {"dtypes", "expr", "hardware", "ops", "program", "refs"},
     "coverage": {"domain", "expr", "footprint", "program", "refs"},
     "critical": {"forms", "rolled"},
@@ -165,7 +166,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tiles",
     },
     "disjoint": {"domain", "errors", "expr", "program", "refs"},
-    "doctor": {"catalogue", "testing"},
+    "doctor": {"catalogue", "cores", "testing"},
     "domain": {"errors", "expr", "site"},
     "dtypes": {"errors"},
     "elementary": {"sealing"},
@@ -393,6 +394,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study_pools": {"errors"},
     "study_row": set(),
     "study_run": {
+        "cores",
         "errors",
         "study",
         "study_point",
