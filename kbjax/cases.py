@@ -180,8 +180,8 @@ def _meant(dtype: str, taken: Sequence[str]) -> str:
     """Of a name that is no element type, the nearest that is taken."""
     try:
         np.dtype(dtype)
-    except TypeError:
-        return f"The nearest is {nearest(dtype, taken)}"
+    except (TypeError, ValueError):  # ValueError: of what numpy takes for a record
+        return f"The nearest is {nearest(str(dtype), taken)}"
     return ""
 
 

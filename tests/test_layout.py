@@ -390,7 +390,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study_file": {"errors", "study", "study_row", "study_table"},
     "study_owner": set(),
     "study_plots": {"errors", "output", "study_row", "study_table"},
-    "study_point": {"catalogue", "errors", "study", "study_axes", "study_row"},
+    "study_point": {"catalogue", "errors", "study", "study_row", "user_files"},
     "study_pools": {"errors"},
     "study_row": set(),
     "study_run": {
