@@ -90,8 +90,12 @@ class Study:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        if not isinstance(value_of("name", self.name), str) or not self.name:
-            raise errors.KernelError("name is text", got=shown(self.name))
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise errors.KernelError("name is printable text", got=shown(self.name))
+        if not 1 <= len(self.name) <= 1_000:
+            raise errors.KernelError(
+                "name is text", got=shown(self.name), allowed="1 to 1,000 letters"
+            )
         if self.kernel is not None and not isinstance(self.kernel, str):
             raise errors.KernelError(
                 "kernel is a name",

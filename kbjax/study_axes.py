@@ -103,14 +103,22 @@ def _stepped(name: str, given: Mapping[Any, Any]) -> list[int | float]:
         count = math.floor((last - first) / stride + 1e-9) + 1
         if count > MOST_VALUES:
             _refuse_many(name, count)
-        return [first + n * stride for n in range(count)]
+        return _whole(first, [first + n * stride for n in range(count)])
     if stride <= 1 or first <= 0:
         _refuse_stride(name, "factor", stride, "> 1, from a number > 0")
     found: list[int | float] = []
     while first <= last and len(found) <= MOST_VALUES:
         found.append(first)
         first = first * stride
-    return found
+    return _whole(given["from"], found)
+
+
+def _whole(first: int | float, found: list[int | float]) -> list[int | float]:
+    """From an integer on, whole values as integers: a step or factor of 1.5 gives sizes
+    where it can."""
+    if not isinstance(first, int):
+        return found
+    return [int(value) if value == int(value) else value for value in found]
 
 
 def _is_number(value: object) -> bool:

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
 from kbjax import errors, study_point, study_store
+from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes
 from kbjax.study_store import Store
@@ -113,7 +114,7 @@ def _pool(study: Study, options: Options) -> Pool:
         return Cluster(options.scheduler)
     jobs = options.jobs
     if jobs is None:
-        jobs = 1 if study.do == "run" else len(os.sched_getaffinity(0))
+        jobs = 1 if study.do == "run" else usable_cores()
     if jobs < 1:
         raise errors.ShapeError("jobs is a positive integer", got=jobs)
     return Processes(min(jobs, len(study)))
@@ -174,14 +175,18 @@ def _work(
 
 
 def _row(future: Future[Any], point: Point) -> dict[str, Any]:
-    try:
+    error: BaseException | None
+    if future.cancelled():  # by a cluster that lost it
+        error = CancelledError("the cluster gave the point up")
+    else:
+        error = future.exception()
+    if error is None:
         row = dict(future.result())
-    except BaseException as error:  # the worker was killed, or its row lost
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    else:  # the worker was killed, or its row lost; never an exit of this process
         why = str(error)
         if isinstance(error, BrokenProcessPool):
-            why = "the worker process was killed, by the system for its memory perhaps"
+            why = "the worker process ended: killed, by the system for its memory "
+            why += "perhaps, or by the kernel itself"
         row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
     return {**row, "seed": point.sizes.get("seed", point.seed)}
 

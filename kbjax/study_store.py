@@ -17,6 +17,7 @@ from typing import Any
 
 from kbjax import errors, output, study_file, study_owner
 from kbjax.study import Study
+from kbjax.study_row import FIGURES
 from kbjax.study_table import StudyTable
 
 
@@ -103,9 +104,7 @@ class Store:
     def finish(self, claim: tuple[int, int], row: Mapping[str, Any]) -> bool:
         """Record a point. False where the claim was lost meanwhile, and nothing is
         recorded: whoever took it over does it."""
-        cells = {
-            n: study_file.storable(v) for n, v in row.items() if n in study_file.FIGURES
-        }
+        cells = {n: study_file.storable(v) for n, v in row.items() if n in FIGURES}
         cells |= {"status": row["status"], "finished_at": time.time()}
         cells["versions"] = json.dumps(row.get("versions", {}), sort_keys=True)
         names = ", ".join(f"{name} = ?" for name in cells)
@@ -137,9 +136,7 @@ class Store:
 
     def retry(self) -> int:
         """Make what failed pending again; how many points that are."""
-        blank = ", ".join(
-            f"{name} = NULL" for name in study_file.FIGURES if name != "seed"
-        )
+        blank = ", ".join(f"{name} = NULL" for name in FIGURES if name != "seed")
         with study_file.refusals(self.path), self._transaction():
             return self._db.execute(
                 f"UPDATE points SET status = 'pending', {blank} "

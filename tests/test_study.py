@@ -132,14 +132,21 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
     table = study_run.run(study, path, ONE)
     assert table.counts == {"done": 4, "failed": 2, "error": 0, "running": 0,
                             "pending": 0}  # fmt: skip
-    assert [row["context"] for row in table.rows] == [256, 512, 4096, 1024, 8192, 64]
-    failed = table.rows[2]
+    assert [row.parameters["context"] for row in table.rows] == [
+        256,
+        512,
+        4096,
+        1024,
+        8192,
+        64,
+    ]
+    failed = table.rows[2].figures
     assert failed["reason_kind"] == "ScratchOverflowError" and table.is_good
     assert failed["reason"].startswith("TLContext scratch overflow:")
     assert failed["peak_scratch_bytes"] > failed["budget_bytes"]
-    good = table.rows[0]
+    good, versions = table.rows[0].figures, table.rows[0].versions
     assert good["verdict"] == "pass" and 0 < good["error"] <= good["tolerance"]
-    assert good["jax_version"] and good["seed"] == 0 and good["wall_s"] > 0
+    assert versions["jax"] and good["seed"] == 0 and good["wall_s"] > 0
     assert study_run.run(study, path, ONE).rows == table.rows
     with pytest.raises(errors.KbjaxError, match=r"another study.*do: 'run' there"):
         study_run.run(six(kernel="flash_unscoped", do="plan", name=study.name,
@@ -150,10 +157,12 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
         getattr(table, f"to_{target[2:]}")(str(tmp_path / target))
     with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["context"]) for row in rows] == [r["context"] for r in table.rows]
+    assert [int(row["context"]) for row in rows] == [
+        r.parameters["context"] for r in table.rows
+    ]
     assert rows[2]["reason"] == failed["reason"]
     report = json.loads((tmp_path / "t.json").read_text("utf-8"))
-    assert report["schema_version"] and report["rows"] == [dict(r) for r in table.rows]
+    assert report["schema_version"] and report["rows"] == table.records()
     import pyarrow.parquet
 
     read = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pydict()
