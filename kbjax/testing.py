@@ -22,7 +22,7 @@ from kbjax.findings import Subject
 from kbjax.ranges import nearest
 
 SCHEMA_VERSION = 1
-CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint")
+CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint", "bounds")
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ def report(
         "pes": subject.one_against_many,
         "op_log": lambda: _op_log(subject),
         "footprint": lambda: _footprint(subject, max_scratch_bytes),
+        "bounds": subject.bounds,
     }
     made = [Finding(name, *run[name]()) for name in CHECKS if name in checks]
     return Report(subject.program.name, tuple(made))
@@ -256,7 +257,4 @@ def _footprint(subject: Subject, max_scratch_bytes: int | None) -> tuple[str, st
             f"{one.nbytes:,} B in {one.count} x {one.tile} ({one.op} at {one.site})"
             for one in held
         ]
-    past = subject.bytes_past(peak)
-    if past:
-        lines.append(f"{figures}; {past}")
     return ("failed", "\n    ".join(lines)) if lines else ("passed", figures)

@@ -75,7 +75,7 @@ def test_a_right_kernel_passes_every_check(many: kb.KernelCall) -> None:
     assert status(report) == dict.fromkeys(CHECKS, "passed")
     said = report.to_dict()
     assert (said["verdict"], len(said["checks"])) == ("pass", len(CHECKS))
-    assert str(report).startswith("summed: 0 failed, 6 passed")
+    assert str(report).startswith("summed: 0 failed, 7 passed")
 
 
 def test_a_reference_may_be_the_result(many: kb.KernelCall) -> None:
@@ -278,7 +278,7 @@ def test_all_that_fails_is_told_at_once() -> None:
     error = failure(call, (X,), np.zeros((4, 8)), max_scratch_bytes=16)
     failed = [one.check for one in error.report.failed]
     assert failed == ["numbers", "poison", "footprint"]
-    assert str(error).startswith("stale: 3 failed, 1 passed")
+    assert str(error).startswith("stale: 3 failed, 2 passed")
     assert all(f"{name} failed" in str(error) for name in failed)
 
 
@@ -300,8 +300,26 @@ def test_a_write_past_the_peak_is_seen() -> None:
     call = kb.kernel_call(summed, OUT)
     program = call.record(X)
     program.__dict__["peak_scratch"] = program.peak_scratch - 16
-    text = str(failure(call, (X,), reference, checks=["fidelity", "footprint"]))
-    assert "of PE 0 is written" in text
+    alone = failure(call, (X,), reference, checks=["bounds"])
+    assert "of PE 0 is written, the peak is " in str(alone)
+    assert [one.check for one in alone.report.failed] == ["bounds"]
+
+
+def test_a_finding_does_not_depend_on_the_other_checks() -> None:
+    """Each check alone, and with all others, where many of them fail."""
+    call = kb.kernel_call(stale, OUT, checks="off")
+    program = call.record(X)
+    program.__dict__["peak_scratch"] = program.peak_scratch - 16
+    wrong = np.zeros((4, 8))
+    together = testing.report(call, (X,), wrong, max_scratch_bytes=16)
+    assert [one.check for one in together.failed] == [
+        "numbers", "poison", "footprint", "bounds",
+    ]  # fmt: skip
+    for one in together.findings:
+        alone = testing.report(
+            call, (X,), wrong, max_scratch_bytes=16, checks=[one.check]
+        )
+        assert alone.findings == (one,)
 
 
 def moved(column: str, change: Any) -> Any:
