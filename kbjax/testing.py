@@ -205,7 +205,7 @@ def _numbers(
         with np.errstate(all="ignore"):
             off = np.abs(wide - want)
         largest = float(np.max(np.abs(want), initial=0.0))
-        relative = _tolerance(got.dtype) if rtol is None else rtol
+        relative = tolerance(got.dtype.name) if rtol is None else rtol
         allowed = relative * (largest or 1.0) + atol
         wrong = ~(off <= allowed)  # a NaN on either side is wrong
         error = float(np.max(off, initial=0.0)) / (largest or 1.0)
@@ -224,11 +224,6 @@ def _numbers(
         lines += subject.why_wrong(number, want)
         return "failed", "\n    ".join(lines)
     return "passed", "; ".join(said)
-
-
-def _tolerance(dtype: np.dtype) -> float:
-    exact = ("int32", "int16", "int8", "uint8", "bool")
-    return tolerance(dtype.name, *exact)
 
 
 def _op_log(subject: Subject) -> tuple[str, str]:

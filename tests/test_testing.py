@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import catalogue, laws, op_log, testing
+from kbjax import catalogue, dtypes, laws, op_log, testing
+from kbjax.cases import check_dtype, tolerance
 from kbjax.data_phase import Replay
 from kbjax.testing import CHECKS, KernelAssertionError, assert_case, assert_kernel
 
@@ -185,6 +186,41 @@ def test_rounding_is_told_from_a_wrong_algorithm() -> None:
     text = str(failure(call, (x,), lambda x: x[:4], checks=["numbers"]))
     assert "with every float kept in float32 the error is" in text
     assert float(re.findall(r"the error is ([\d.e-]+):", text)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", dtypes.TABLE)
+def test_every_dtype_has_a_tolerance(dtype: str) -> None:
+    """A cast is right; what is off by more than the dtype's last bit is wrong."""
+
+    def cast(tl: Any, x: Any, o: Any) -> None:
+        tl.store(o, tl.cast(tl.load(x), dtype))
+
+    x = np.array([[3.25, -2.5, 0.0, 96.0]], np.float32)
+    if dtype in ("bool", "uint8"):
+        x = np.abs(x)
+    call = kb.kernel_call(cast, jax.ShapeDtypeStruct((1, 4), dtype))
+    want = x.astype(dtypes.of(dtype).numpy).astype(np.float64)
+    report = assert_kernel(call, (x,), want, checks=["numbers", "fidelity", "bounds"])
+    assert set(status(report).values()) == {"passed"}
+    last_bit = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3,
+                "float8_e5m2": 2.0**-2, "float32": 4e-6}  # fmt: skip
+    allowed = tolerance(dtype)
+    assert allowed == last_bit.get(dtype, 0.0)
+    wrong = want.copy()
+    wrong[0, 3] -= 1.5 * allowed * want[0, 3] or 1
+    failure(call, (x,), wrong, checks=["numbers"])
+
+
+def test_which_dtypes_a_kernel_takes_is_another_question() -> None:
+    check_dtype("float16")
+    check_dtype("int8", "int8")
+    with pytest.raises(kb.DTypeError, match="does not come in float8_e5m2") as caught:
+        check_dtype("float8_e5m2", "int8")
+    assert caught.value.allowed == "float32, float16, bfloat16, int8"
+    with pytest.raises(kb.DTypeError, match="nearest is float16"):
+        check_dtype("flota16")
+    with pytest.raises(kb.DTypeError, match="unknown element type"):
+        tolerance("float64")
 
 
 def test_shapes_that_differ_are_refused(many: kb.KernelCall) -> None:
