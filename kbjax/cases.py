@@ -150,30 +150,38 @@ def _relative_error(output: Any, want: np.ndarray) -> float:
     return float(np.max(np.abs(got - want), initial=0.0)) / scale
 
 
-_TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+def tolerance(dtype: str) -> float:
+    """The largest error of a kernel that accumulates in float32 and gives `dtype`,
+    relative to the largest element: what its last bit is worth there, which is twice
+    its rounding; for float32 the rounding of long sums; 0 for integers and bool.
+
+    Raises:
+      DTypeError: for a name that is no element type.
+    """
+    row = dtypes.of(dtype)
+    return _OF_LONG_SUMS if row == dtypes.FLOAT32 else row.eps
 
 
-def tolerance(dtype: str, *exact: str) -> float:
-    """The largest error of a kernel that accumulates in float32 and gives `dtype`: two
-    units in the last place of the output, and for float32 the rounding of long sums.
+_OF_LONG_SUMS = 4e-6
+
+
+def check_dtype(dtype: str, *others: str) -> None:
+    """Refuse a dtype that a kernel does not come in.
 
     Args:
       dtype: of the inputs.
-      exact: dtypes besides floats that the kernel takes, and sums without an error.
+      others: those it takes besides float32, float16 and bfloat16.
 
     Raises:
-      DTypeError: for any other dtype.
+      DTypeError: with the dtypes that are taken.
     """
-    if dtype in exact:
-        return 0.0
-    if dtype not in _TOLERANCE:
-        taken = [*_TOLERANCE, *exact]
+    taken = ("float32", "float16", "bfloat16", *others)
+    if dtype not in taken:
         raise errors.DTypeError(
             f"the kernel does not come in {dtype}",
             allowed=", ".join(taken),
             remedy=_meant(dtype, taken),
         )
-    return _TOLERANCE[dtype]
 
 
 def _meant(dtype: str, taken: Sequence[str]) -> str:

@@ -103,15 +103,19 @@ class Subject:
             return "failed", self._with_first(lines, "without poison", "with poison")
         return "passed", "what scopes give back is not read"
 
-    def bytes_past(self, peak: int) -> str:
-        """Bytes past the peak that exact replay, where a check has run it, has written;
-        or nothing."""
-        if "_exact" not in vars(self):
-            return ""
+    def bounds(self) -> Finding:
+        """The bytes that exact replay writes, and the peak."""
+        if self.call.is_wide:
+            return "n/a", 'compute_dtype="float32" has live replay only'
+        peak = self.program.peak_scratch
         past = np.argwhere(self._memory(self._exact)[:, peak:] != tcm.FRESH)
-        if not past.size:
-            return ""
-        return f"byte {peak + int(past[0, 1]):,} of PE {int(past[0, 0])} is written"
+        if past.size:
+            byte, pe = peak + int(past[0, 1]), int(past[0, 0])
+            return (
+                "failed",
+                f"byte {byte:,} of PE {pe} is written, the peak is {peak:,}",
+            )
+        return "passed", f"no byte above the peak, {peak:,} B, is written"
 
     def _memory(self, run: RunResult) -> np.ndarray:
         return np.asarray(run.tcm.memory).reshape(self.program.num_pes, -1)

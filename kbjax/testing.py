@@ -22,7 +22,7 @@ from kbjax.findings import Subject
 from kbjax.names import nearest
 
 SCHEMA_VERSION = 1
-CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint")
+CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint", "bounds")
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ def report(
         "pes": subject.one_against_many,
         "op_log": lambda: _op_log(subject),
         "footprint": lambda: _footprint(subject, max_scratch_bytes),
+        "bounds": subject.bounds,
     }
     made = [Finding(name, *run[name]()) for name in CHECKS if name in checks]
     return Report(subject.program.name, tuple(made))
@@ -204,7 +205,7 @@ def _numbers(
         with np.errstate(all="ignore"):
             off = np.abs(wide - want)
         largest = float(np.max(np.abs(want), initial=0.0))
-        relative = _tolerance(got.dtype) if rtol is None else rtol
+        relative = tolerance(got.dtype.name) if rtol is None else rtol
         allowed = relative * (largest or 1.0) + atol
         wrong = ~(off <= allowed)  # a NaN on either side is wrong
         error = float(np.max(off, initial=0.0)) / (largest or 1.0)
@@ -223,11 +224,6 @@ def _numbers(
         lines += subject.why_wrong(number, want)
         return "failed", "\n    ".join(lines)
     return "passed", "; ".join(said)
-
-
-def _tolerance(dtype: np.dtype) -> float:
-    exact = ("int32", "int16", "int8", "uint8", "bool")
-    return tolerance(dtype.name, *exact)
 
 
 def _op_log(subject: Subject) -> tuple[str, str]:
@@ -256,7 +252,4 @@ def _footprint(subject: Subject, max_scratch_bytes: int | None) -> tuple[str, st
             f"{one.nbytes:,} B in {one.count} x {one.tile} ({one.op} at {one.site})"
             for one in held
         ]
-    past = subject.bytes_past(peak)
-    if past:
-        lines.append(f"{figures}; {past}")
     return ("failed", "\n    ".join(lines)) if lines else ("passed", figures)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import catalogue, laws, op_log, testing
+from kbjax import catalogue, dtypes, laws, op_log, testing
+from kbjax.cases import check_dtype, tolerance
 from kbjax.data_phase import Replay
 from kbjax.testing import CHECKS, KernelAssertionError, assert_case, assert_kernel
 
@@ -75,7 +76,7 @@ def test_a_right_kernel_passes_every_check(many: kb.KernelCall) -> None:
     assert status(report) == dict.fromkeys(CHECKS, "passed")
     said = report.to_dict()
     assert (said["verdict"], len(said["checks"])) == ("pass", len(CHECKS))
-    assert str(report).startswith("summed: 0 failed, 6 passed")
+    assert str(report).startswith("summed: 0 failed, 7 passed")
 
 
 def test_a_reference_may_be_the_result(many: kb.KernelCall) -> None:
@@ -187,6 +188,41 @@ def test_rounding_is_told_from_a_wrong_algorithm() -> None:
     assert float(re.findall(r"the error is ([\d.e-]+):", text)[0]) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", dtypes.TABLE)
+def test_every_dtype_has_a_tolerance(dtype: str) -> None:
+    """A cast is right; what is off by more than the dtype's last bit is wrong."""
+
+    def cast(tl: Any, x: Any, o: Any) -> None:
+        tl.store(o, tl.cast(tl.load(x), dtype))
+
+    x = np.array([[3.25, -2.5, 0.0, 96.0]], np.float32)
+    if dtype in ("bool", "uint8"):
+        x = np.abs(x)
+    call = kb.kernel_call(cast, jax.ShapeDtypeStruct((1, 4), dtype))
+    want = x.astype(dtypes.of(dtype).numpy).astype(np.float64)
+    report = assert_kernel(call, (x,), want, checks=["numbers", "fidelity", "bounds"])
+    assert set(status(report).values()) == {"passed"}
+    last_bit = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3,
+                "float8_e5m2": 2.0**-2, "float32": 4e-6}  # fmt: skip
+    allowed = tolerance(dtype)
+    assert allowed == last_bit.get(dtype, 0.0)
+    wrong = want.copy()
+    wrong[0, 3] -= 1.5 * allowed * want[0, 3] or 1
+    failure(call, (x,), wrong, checks=["numbers"])
+
+
+def test_which_dtypes_a_kernel_takes_is_another_question() -> None:
+    check_dtype("float16")
+    check_dtype("int8", "int8")
+    with pytest.raises(kb.DTypeError, match="does not come in float8_e5m2") as caught:
+        check_dtype("float8_e5m2", "int8")
+    assert caught.value.allowed == "float32, float16, bfloat16, int8"
+    with pytest.raises(kb.DTypeError, match="nearest is float16"):
+        check_dtype("flota16")
+    with pytest.raises(kb.DTypeError, match="unknown element type"):
+        tolerance("float64")
+
+
 def test_shapes_that_differ_are_refused(many: kb.KernelCall) -> None:
     with pytest.raises(kb.ShapeError, match="differ in shape"):
         assert_kernel(many, (PES,), reference(PES)[0], checks=["numbers"])
@@ -278,7 +314,7 @@ def test_all_that_fails_is_told_at_once() -> None:
     error = failure(call, (X,), np.zeros((4, 8)), max_scratch_bytes=16)
     failed = [one.check for one in error.report.failed]
     assert failed == ["numbers", "poison", "footprint"]
-    assert str(error).startswith("stale: 3 failed, 1 passed")
+    assert str(error).startswith("stale: 3 failed, 2 passed")
     assert all(f"{name} failed" in str(error) for name in failed)
 
 
@@ -300,8 +336,26 @@ def test_a_write_past_the_peak_is_seen() -> None:
     call = kb.kernel_call(summed, OUT)
     program = call.record(X)
     program.__dict__["peak_scratch"] = program.peak_scratch - 16
-    text = str(failure(call, (X,), reference, checks=["fidelity", "footprint"]))
-    assert "of PE 0 is written" in text
+    alone = failure(call, (X,), reference, checks=["bounds"])
+    assert "of PE 0 is written, the peak is " in str(alone)
+    assert [one.check for one in alone.report.failed] == ["bounds"]
+
+
+def test_a_finding_does_not_depend_on_the_other_checks() -> None:
+    """Each check alone, and with all others, where many of them fail."""
+    call = kb.kernel_call(stale, OUT, checks="off")
+    program = call.record(X)
+    program.__dict__["peak_scratch"] = program.peak_scratch - 16
+    wrong = np.zeros((4, 8))
+    together = testing.report(call, (X,), wrong, max_scratch_bytes=16)
+    assert [one.check for one in together.failed] == [
+        "numbers", "poison", "footprint", "bounds",
+    ]  # fmt: skip
+    for one in together.findings:
+        alone = testing.report(
+            call, (X,), wrong, max_scratch_bytes=16, checks=[one.check]
+        )
+        assert alone.findings == (one,)
 
 
 def moved(column: str, change: Any) -> Any:
