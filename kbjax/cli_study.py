@@ -81,7 +81,7 @@ def study(
     What was killed is resumed by the same command. Exit status: 0 where every point is
     done with right numbers or does not fit, 1 for anything else, 130 after Ctrl-C.
     """
-    from kbjax import study_run, study_store
+    from kbjax import study_run, study_source, study_store
 
     if as_json and csv == "-":
         raise typer.BadParameter(
@@ -95,7 +95,7 @@ def study(
         if show or results == file:
             table = study_store.read(results)
         else:
-            found = _loaded(file)
+            found = study_source.read(file)
             check_exports(exports, _files_of(found))
             table = ran(found, results, options, csv)
         exported(table, csv=csv, parquet=parquet, plots=[plot] if plot else [])
@@ -200,12 +200,6 @@ def _say(console: Console, what: Any) -> None:
     console.print(what, highlight=False, soft_wrap=isinstance(what, str))
 
 
-def _loaded(file: str) -> Study:
-    from kbjax.study import Study
-
-    return Study.from_python(file) if file.endswith(".py") else Study.from_toml(file)
-
-
 def _is_sqlite(file: str) -> bool:
     try:
         with open(file, "rb") as opened:
@@ -263,7 +257,7 @@ def _files_of(study: Study) -> dict[str, str]:
     names = [study.hardware, *study.axes.get("hardware", ())]
     found = {str(n): f"the hardware {n}" for n in names if str(n).endswith(".toml")}
     for name in study.kernel_names:
-        path, colon, _ = name.rpartition(":")
+        path, colon, _ = study.located(name).rpartition(":")
         if colon:
             found[path] = f"the kernel {name}"
     return {what: path for path, what in found.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbjax import errors, output
+from kbjax import errors, extras, output
 from kbjax.names import printable
 from kbjax.study_row import StudyRow
 from kbjax.study_table import StudyTable, shown
@@ -242,10 +241,4 @@ def _plain(text: str) -> str:
 
 
 def _figures() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a plot needs matplotlib, which is not installed",
-            remedy="Run pip install 'kbjax[plot]'",
-        ) from error
+    return extras.module("matplotlib.figure", extra="plot", use="a plot")

@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cli, errors, study_plots, study_run, study_store
-from kbjax.study import Study, differences
+from kbjax import cli, errors, study_plots, study_run, study_source, study_store
+from kbjax.study import Study
+from kbjax.study_schema import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 SIX = {"name": "six", "kernel": "gqa_decode", "do": "plan",
@@ -91,7 +92,7 @@ def test_a_wrong_file_is_refused_and_names_it(
     (tmp_path / "evil.py").write_text("open('ran', 'w')", encoding="utf-8")
     file = toml(tmp_path / "s.toml", text)
     with pytest.raises(errors.KbjaxError, match=f"(?s){says}") as caught:
-        Study.from_toml(file)
+        study_source.from_toml(file)
     assert file in str(caught.value)
     result = invoke(file)
     assert result.exit_code == 1 and "Traceback" not in result.output

@@ -1,5 +1,4 @@
-"""Studies whose process is signalled or killed, that share a file, whose points raise,
-and that run on a cluster."""
+"""Studies that are signalled or killed, that share a file, and whose points raise."""
 
 from __future__ import annotations
 
@@ -132,20 +131,6 @@ def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
     _, told = process.communicate(timeout=50)
     assert process.returncode == 0, told
     assert study_store.read(tmp_path / "slow.sqlite").counts["done"] == 6
-
-
-def test_a_dask_cluster(tmp_path: Path) -> None:
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as cluster:
-        options = study_run.Options(scheduler=cluster.scheduler_address)
-        table = study_run.run(six(), tmp_path / "r.sqlite", options)
-    assert table.counts["done"] == 6
-    assert table.rows == study_run.run(six(), tmp_path / "r.sqlite", ONE).rows
-    own = study_run.run(six(), tmp_path / "own.sqlite", ONE)
-    assert table.columns()["peak_scratch_bytes"] == own.columns()["peak_scratch_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from kbjax import errors
-from kbjax.study import Study, differences
+from kbjax.ranges import shown
+from kbjax.study import Study
+from kbjax.study_axes import canonical
 from kbjax.study_row import FIGURES, StudyRow
 from kbjax.study_table import StudyTable
 
@@ -100,6 +102,18 @@ def study_of(db: sqlite3.Connection, path: str) -> dict[str, Any]:
     ):
         raise no_results(path, "it does not say of which study")
     return study
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What two studies, as `Study.to_dict` gives them, differ in, one line each."""
+    found = []
+    for key in dict.fromkeys((*there, *here)):
+        old, new = there.get(key), here.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += [f"{key}.{line}" for line in differences(old, new)]
+        elif canonical(old) != canonical(new):
+            found.append(f"{key}: {shown(old)} there, {shown(new)} here")
+    return found
 
 
 def refuse_another(db: sqlite3.Connection, path: str, study: Study) -> None:
