@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,7 +122,7 @@ def ran(
     from kbjax import study_run
 
     try:
-        with _progress(study, csv) as seen:
+        with _progress(study, csv) as seen, _told_warnings():
             return study_run.run(study, output, options, seen)
     except study_run.InterruptedStudyError as error:
         if csv and csv != "-":
@@ -179,6 +180,9 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
         _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
     if len(reasons) > 5:
         _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
+    if mixed := table.mixed_versions:
+        said = escape(printable("; ".join(mixed)))
+        _say(console, f"not all points were done with the same: {said}")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
     _say(console, f"{counts}; {escape(printable(table.path))}")
 
@@ -261,6 +265,20 @@ def _files_of(study: Study) -> dict[str, str]:
         if colon:
             found[path] = f"the kernel {name}"
     return {what: path for path, what in found.items()}
+
+
+@contextlib.contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings of kbjax about a study as a line on standard error."""
+    from kbjax.study_versions import StudyVersionsWarning
+
+    def tell(message: Warning | str, *rest: Any, **more: Any) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StudyVersionsWarning)
+        warnings.showwarning = tell
+        yield
 
 
 @contextlib.contextmanager

@@ -61,6 +61,8 @@ def html(table: StudyTable, x: str | None = None) -> str:
         curves = dict(list(curves.items())[:_MOST_LINES])
     if any(row.overflowed for row in table.rows):
         notes.append("A cross is a point that does not fit the scratch.")
+    if mixed := table.mixed_versions:
+        notes.append(f"Not all points were done with the same: {'; '.join(mixed)}.")
     header, rows = table.short()
     counts = table.counts
     return report_page.rendered(

@@ -20,7 +20,9 @@ FIGURES = {  # column of a results file -> its type there
     "reason_kind": "TEXT", "reason": "TEXT", "notes": "TEXT", "seed": "INTEGER",
     "wall_s": "REAL", "started_at": "REAL", "finished_at": "REAL",
 }  # fmt: skip
-VERSIONS = ("python", "kbjax", "jax", "jaxlib", "numpy")
+VERSIONS = (
+    "python", "kbjax", "jax", "jaxlib", "numpy", "kbjax_code", "kernel_file",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class StudyRow:
       status: ``pending``, ``running``, ``done``, ``failed`` or ``error``.
       attempts: how often it was started.
       figures: each of `FIGURES`; what is not known (yet) is None.
-      versions: of Python and the packages that the point was done with.
+      versions: what the point was done with, by the names of `VERSIONS`.
     """
 
     number: int

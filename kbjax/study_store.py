@@ -138,7 +138,7 @@ class Store:
         blank = ", ".join(f"{name} = NULL" for name in FIGURES if name != "seed")
         with study_schema.refusals(self.path), self._transaction():
             return self._db.execute(
-                f"UPDATE points SET status = 'pending', {blank} "
+                f"UPDATE points SET status = 'pending', versions = NULL, {blank} "
                 "WHERE status IN ('failed', 'error')"
             ).rowcount
 

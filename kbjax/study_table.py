@@ -14,6 +14,7 @@ from typing import Any
 
 from kbjax import errors, output
 from kbjax.study_row import StudyRow, column_of, columns
+from kbjax.study_versions import mixed
 
 SCHEMA_VERSION = 1
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
@@ -78,6 +79,12 @@ class StudyTable:
         """How much of it there is, as ``4 of 6 points``."""
         return f"{self.finished:,} of {len(self.rows):,} points"
 
+    @property
+    def mixed_versions(self) -> list[str]:
+        """What rows of one kernel were done with different ones of, a line each; none
+        where all rows may be compared."""
+        return mixed(self.rows)
+
     def short(self) -> tuple[list[str], list[list[str]]]:
         """The header and cells for people: what varies, and figures that are there."""
         axes = list(self.study["axes"])
@@ -100,6 +107,7 @@ class StudyTable:
             "path": self.path,
             "study": dict(self.study),
             "counts": self.counts,
+            "mixed_versions": self.mixed_versions,
             "rows": self.records(),
         }
 

@@ -112,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_source",
         "study_store",
         "study_table",
+        "study_versions",
     },
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "composites": {
@@ -390,7 +391,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study_axes": {"errors", "ranges"},
     "study_owner": set(),
     "study_plots": {"errors", "output", "study_row", "study_table"},
-    "study_point": {"catalogue", "errors", "study", "study_row", "user_files"},
+    "study_point": {"catalogue", "errors", "study", "study_versions", "user_files"},
     "study_pools": {"errors"},
     "study_row": set(),
     "study_run": {
@@ -401,6 +402,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_pools",
         "study_store",
         "study_table",
+        "study_versions",
     },
     "study_schema": {
         "errors",
@@ -428,7 +430,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_schema",
         "study_table",
     },
-    "study_table": {"errors", "output", "study_row"},
+    "study_table": {"errors", "output", "study_row", "study_versions"},
+    "study_versions": {"study_row"},
     "summary": {"costs", "critical", "program", "rolled", "timing"},
     "surface": {"errors", "site"},
     "tcm": {"dtypes", "errors", "hardware", "overflow"},
