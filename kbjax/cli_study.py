@@ -99,11 +99,11 @@ def study(
             found = study_source.read(file)
             check_exports(exports, _files_of(found))
             table = ran(found, results, options, csv)
+        if not as_json:  # first, for an export may be refused yet
+            print_table(table, Console(stderr=csv == "-"))
         exported(table, csv=csv, parquet=parquet, plots=[plot] if plot else [])
     if as_json:
         typer.echo(json.dumps(table.to_dict()))
-    else:
-        print_table(table, Console(stderr=csv == "-"))
     complete = table.finished == len(table.rows)
     raise typer.Exit(0 if table.is_good or (show and complete) else 1)
 

@@ -99,7 +99,8 @@ def run(
                 _work(study, store, pool, stop, seen)
         finally:
             pool.stop()
-    table = study_store.read(path)
+    with contextlib.closing(Store(path, study)) as store:
+        table = store.table()  # whose end leaves one file: a mere reader may not
     if stop:
         raise InterruptedStudyError(table, stop[0])
     return table

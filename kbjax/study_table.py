@@ -17,7 +17,8 @@ from kbjax.study_row import StudyRow, column_of, columns
 from kbjax.study_versions import mixed
 
 SCHEMA_VERSION = 1
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
+# What makes a cell of text a formula; the wide ones do in spreadsheets of East Asia.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _SHORT = {
     "peak_scratch_bytes": "peak, B", "budget_bytes": "budget, B",
     "total_ns": "latency, ns", "dma_utilisation": "dma", "gemm_utilisation": "gemm",
@@ -190,7 +191,9 @@ def printable(text: str) -> str:
 def _cell(cell: object) -> object:
     if isinstance(cell, bool):
         return str(cell).lower()
-    if isinstance(cell, str) and cell.startswith(_FORMULA):
+    if isinstance(cell, str) and (
+        cell.startswith(("\t", "\r")) or cell.lstrip().startswith(_FORMULA)
+    ):
         return "'" + cell
     return cell
 
