@@ -82,7 +82,7 @@ def study(
     What was killed is resumed by the same command. Exit status: 0 where every point is
     done with right numbers or does not fit, 1 for anything else, 130 after Ctrl-C.
     """
-    from kbjax import study_run, study_source, study_store
+    from kbjax import study_curves, study_run, study_source, study_store
 
     if as_json and csv == "-":
         raise typer.BadParameter(
@@ -98,6 +98,8 @@ def study(
         else:
             found = study_source.read(file)
             check_exports(exports, _files_of(found))
+            if plot:
+                study_curves.axis_of(found.axes)  # refused now, not after hours
             table = ran(found, results, options, csv)
         if not as_json:  # first, for an export may be refused yet
             print_table(table, Console(stderr=csv == "-"))
@@ -242,8 +244,7 @@ def check_exports(exports: Mapping[str, str | None], kept: Mapping[str, str]) ->
                     f"cannot write {path}", got="no such folder, or a folder's path",
                     remedy="Give the path of a file in a folder that is there",
                 )  # fmt: skip
-    plot = exports.get("--plot")
-    if plot:
+    if plot := exports.get("--plot"):
         from kbjax import study_plots
 
         study_plots.format_of(plot)

@@ -23,6 +23,7 @@ FIGURES = {  # column of a results file -> its type there
 VERSIONS = (
     "python", "kbjax", "jax", "jaxlib", "numpy", "kbjax_code", "kernel_file",
 )  # fmt: skip
+DOES_NOT_FIT = "does not fit"  # as `plan.Plan.verdict` says it
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class StudyRow:
     @property
     def overflowed(self) -> bool:
         """Whether the point does not fit the scratch."""
-        return self.figures["fit"] == "does not fit"
+        return self.figures["fit"] == DOES_NOT_FIT
+
+    @property
+    def shown_status(self) -> str:
+        """The status for people: a point that does not fit did not fail otherwise."""
+        return DOES_NOT_FIT if self.overflowed else self.status
 
 
 def column_of(parameter: str, versions: Iterable[str] = ()) -> str:

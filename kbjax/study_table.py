@@ -93,7 +93,7 @@ class StudyTable:
         rows = [
             [
                 *(shown(row.parameters[name]) for name in axes),
-                "overflow" if row.overflowed else row.status,
+                row.shown_status,
                 *(_figure(name, row.figures[name]) for name in there),
             ]
             for row in self.rows

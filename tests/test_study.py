@@ -179,7 +179,7 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
 
     shown = invoke(str(path))
     assert shown.exit_code == 0 and "a [b]x[/b] =1" in shown.output  # no markup
-    assert "overflow" in shown.output and "r.sqlite" in shown.output
+    assert "does not fit" in shown.output and "r.sqlite" in shown.output
     assert "<b>" not in table._repr_html_()
     for kind in ("svg", "png"):
         study_plots.write(table, str(tmp_path / f"p.{kind}"))
