@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import time
 import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from kbjax import errors
+from kbjax import errors, study_versions
 from kbjax.study import Point
-from kbjax.study_row import VERSIONS
 
 _MOST_TEXT = 20_000  # characters of a reason
 
@@ -26,6 +23,7 @@ def measure(point: Point) -> dict[str, Any]:
     """
     start, began = time.perf_counter(), time.time()
     row: dict[str, Any] = {"status": "done", "started_at": began}
+    versions = study_versions.here(point.kernel)  # before the file may change
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -40,7 +38,7 @@ def measure(point: Point) -> dict[str, Any]:
     notes = dict.fromkeys(str(one.message) for one in caught)
     row["notes"] = "\n".join(notes)[:_MOST_TEXT] or None
     row["wall_s"] = time.perf_counter() - start
-    row["versions"] = _versions()
+    row["versions"] = versions
     return row
 
 
@@ -106,16 +104,3 @@ def _measure(point: Point, row: dict[str, Any]) -> None:
 def _ended(status: str, error: BaseException) -> dict[str, Any]:
     text = str(error)[:_MOST_TEXT]
     return {"status": status, "reason_kind": type(error).__name__, "reason": text}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in VERSIONS:
-        if package == "python":
-            found[package] = platform.python_version()
-            continue
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a clone
-            found[package] = "not installed"
-    return found

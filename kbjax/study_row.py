@@ -20,7 +20,10 @@ FIGURES = {  # column of a results file -> its type there
     "reason_kind": "TEXT", "reason": "TEXT", "notes": "TEXT", "seed": "INTEGER",
     "wall_s": "REAL", "started_at": "REAL", "finished_at": "REAL",
 }  # fmt: skip
-VERSIONS = ("python", "kbjax", "jax", "jaxlib", "numpy")
+VERSIONS = (
+    "python", "kbjax", "jax", "jaxlib", "numpy", "kbjax_code", "kernel_file",
+)  # fmt: skip
+DOES_NOT_FIT = "does not fit"  # as `plan.Plan.verdict` says it
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class StudyRow:
       status: ``pending``, ``running``, ``done``, ``failed`` or ``error``.
       attempts: how often it was started.
       figures: each of `FIGURES`; what is not known (yet) is None.
-      versions: of Python and the packages that the point was done with.
+      versions: what the point was done with, by the names of `VERSIONS`.
     """
 
     number: int
@@ -46,7 +49,12 @@ class StudyRow:
     @property
     def overflowed(self) -> bool:
         """Whether the point does not fit the scratch."""
-        return self.figures["fit"] == "does not fit"
+        return self.figures["fit"] == DOES_NOT_FIT
+
+    @property
+    def shown_status(self) -> str:
+        """The status for people: a point that does not fit did not fail otherwise."""
+        return DOES_NOT_FIT if self.overflowed else self.status
 
 
 def column_of(parameter: str, versions: Iterable[str] = ()) -> str:

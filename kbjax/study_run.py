@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from kbjax import errors, study_point, study_store
+from kbjax import errors, study_point, study_store, study_versions
 from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes, lost_cluster
@@ -74,6 +75,10 @@ def run(
       KbjaxError: for a kernel or size that there is none of, a file that cannot be
         written or is of another study, a cluster that is not there.
       InterruptedStudyError: after SIGINT or SIGTERM.
+
+    Warns:
+      StudyVersionsWarning: where the file has rows of other versions, or of other code
+        of kbjax or of the kernel; they are kept.
     """
     path = os.fspath(path)
     study_store.check_usable(path, study)
@@ -82,6 +87,8 @@ def run(
             if options.retry_failed:
                 store.retry()
             counts = store.counts()
+            if options.scheduler is None:
+                _warn_of_others(study, store.table())
             if not counts["pending"] and not counts["running"]:
                 return store.table()
     with _signals() as stop:
@@ -92,10 +99,23 @@ def run(
                 _work(study, store, pool, stop, seen)
         finally:
             pool.stop()
-    table = study_store.read(path)
+    with contextlib.closing(Store(path, study)) as store:
+        table = store.table()  # whose end leaves one file: a mere reader may not
     if stop:
         raise InterruptedStudyError(table, stop[0])
     return table
+
+
+def _warn_of_others(study: Study, table: StudyTable) -> None:
+    now = {k: study_versions.here(study.located(k)) for k in study.kernel_names}
+    if lines := study_versions.changed(table.rows, now):
+        warnings.warn(
+            f"{table.path} has rows that were done with something else: "
+            f"{'; '.join(lines)}. They are kept; to do all points again, give another "
+            "path, or remove the file",
+            study_versions.StudyVersionsWarning,
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager

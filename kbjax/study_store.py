@@ -32,7 +32,7 @@ class Store:
     """
 
     def __init__(self, path: str, study: Study) -> None:
-        self.path, self.owner = path, study_owner.me()
+        self.path = path
         self._numbers = range(len(study))
         with study_schema.refusals(path):
             self._db = study_schema.opened(path)
@@ -41,6 +41,7 @@ class Store:
             except BaseException:
                 self._db.close()
                 raise
+        self.owner = study_owner.enter()
 
     def _begin(self, study: Study) -> None:
         """Make the tables and all points, in one transaction, or find them there."""
@@ -117,7 +118,7 @@ class Store:
             return done.rowcount == 1
 
     def beat(self) -> None:
-        """Say that this process still runs its points."""
+        """Say that this owner still runs its points."""
         with study_schema.refusals(self.path), self._transaction():
             self._db.execute(
                 "UPDATE points SET heartbeat = ? WHERE owner = ?",
@@ -125,7 +126,7 @@ class Store:
             )
 
     def release(self) -> None:
-        """Give back the points that this process has claimed and not finished."""
+        """Give back the points that it has claimed and not finished."""
         with study_schema.refusals(self.path), self._transaction():
             self._db.execute(
                 "UPDATE points SET status = 'pending', owner = NULL, heartbeat = NULL "
@@ -138,7 +139,7 @@ class Store:
         blank = ", ".join(f"{name} = NULL" for name in FIGURES if name != "seed")
         with study_schema.refusals(self.path), self._transaction():
             return self._db.execute(
-                f"UPDATE points SET status = 'pending', {blank} "
+                f"UPDATE points SET status = 'pending', versions = NULL, {blank} "
                 "WHERE status IN ('failed', 'error')"
             ).rowcount
 
@@ -151,7 +152,7 @@ class Store:
         return {**dict.fromkeys(study_schema.STATUSES, 0), **dict(found)}
 
     def others_run(self) -> bool:
-        """Whether other processes run points of it."""
+        """Whether others run points of it."""
         with study_schema.refusals(self.path):
             found = self._db.execute(
                 "SELECT 1 FROM points WHERE status = 'running' AND owner <> ? LIMIT 1",
@@ -165,7 +166,8 @@ class Store:
             return study_schema.table_of(self._db, self.path)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What it claims and has not finished is free to others."""
+        study_owner.leave(self.owner)
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
