@@ -13,6 +13,7 @@ import numpy as np
 
 from kbjax import data_phase, dtypes, errors, tcm, watched
 from kbjax.call import KernelCall
+from kbjax.comparison import Comparison
 from kbjax.data_phase import Fidelity
 from kbjax.op_log import OpLog
 from kbjax.program import Block, Loop, Program, Scope, When
@@ -244,12 +245,11 @@ class Subject:
             return
         run = data_phase.lower(self.program, "live", False, wide=True)
         split = watched.split_by_pe(self.program, self.arrays)
-        wide = np.asarray(run(*split)[0][output]).astype(np.float64)
+        wide = np.asarray(run(*split)[0][output])
         axis = self._axis(output)
         if axis is not None:
             wide = np.moveaxis(wide, 0, axis)
-        largest = float(np.max(np.abs(want), initial=0.0)) or 1.0
-        error = float(np.max(np.abs(wide - want), initial=0.0)) / largest
+        error = Comparison(wide, want).error
         yield (
             f"with every float kept in float32 the error is {error:.3g}: where that is "
             "small, rounding is to blame, else the algorithm"

@@ -9,6 +9,8 @@ says of what fails which command diverged first.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from kbjax import errors, findings, laws
 from kbjax.call import KernelCall
 from kbjax.cases import Case, tolerance
+from kbjax.comparison import compared, result_of
 from kbjax.findings import Subject
 from kbjax.ranges import nearest
 
@@ -94,8 +97,9 @@ def assert_kernel(
     Args:
       call: the kernel with its outputs, PEs and hardware.
       args: its input arrays.
-      reference: what must come out: a function of the inputs as NumPy arrays, or the
-        result itself; a tuple where there are several outputs, the first of them.
+      reference: what must come out: a function of the inputs as NumPy arrays, which it
+        may not change, or the result itself; a tuple where there are several outputs,
+        the first of them.
       rtol: the largest error of an output allowed, relative to the largest element of
         its reference. None: that of a kernel that accumulates in float32 and gives the
         output's dtype (`kbjax.cases.tolerance`), 0 for integers.
@@ -109,8 +113,10 @@ def assert_kernel(
 
     Raises:
       KernelAssertionError: where any check fails, with all that do.
-      KbjaxError: for a kernel that is refused when it is recorded, or a name that is no
-        check.
+      ShapeError, DTypeError: for a reference that is no array of real numbers of the
+        output's shape.
+      KbjaxError: for a kernel that is refused when it is recorded, and for arguments
+        that would let anything pass.
     """
     __tracebackhide__ = True  # pytest shows the test's line
     found = report(
@@ -156,13 +162,7 @@ def report(
     checks: Sequence[str] = CHECKS,
 ) -> Report:
     """As `assert_kernel`, but a failure is in the report and is not raised."""
-    for name in checks:
-        if name not in CHECKS:
-            raise errors.KernelError(
-                f"there is no check {name!r}",
-                allowed=", ".join(CHECKS),
-                remedy=f"The nearest is {nearest(name, CHECKS)}",
-            )
+    _check_arguments(call, args, rtol, atol, max_scratch_bytes, checks)
     subject = Subject(call, tuple(args))
     run: dict[str, Callable[[], tuple[str, str]]] = {
         "numbers": lambda: _numbers(subject, reference, rtol, atol),
@@ -177,52 +177,83 @@ def report(
     return Report(subject.program.name, tuple(made))
 
 
+def _check_arguments(
+    call: Any,
+    args: Any,
+    rtol: Any,
+    atol: Any,
+    max_scratch_bytes: Any,
+    checks: Any,
+) -> None:
+    """Refuse what is no kernel on arrays, or would let anything pass."""
+    if not isinstance(call, KernelCall):
+        raise errors.KernelError(
+            "what is tested is no kernel call",
+            got=f"a {type(call).__name__}",
+            remedy="Make one with kb.kernel_call(kernel, out_shape)",
+        )
+    if not isinstance(args, tuple | list):
+        raise errors.KernelError(
+            "args is a tuple or a list of the kernel's input arrays",
+            got=f"a {type(args).__name__}",
+            remedy="Write (x,) for one array",
+        )
+    for name, value in (("rtol", 0 if rtol is None else rtol), ("atol", atol)):
+        if not (_is_number(value) and 0 <= value < math.inf):
+            raise errors.KernelError(
+                f"{name} is a number", got=repr(value), allowed=">= 0, and finite"
+            )
+    most = max_scratch_bytes
+    if most is not None and not (_is_number(most) and 0 <= most < math.inf):
+        raise errors.KernelError(
+            "max_scratch_bytes is a number of bytes", got=repr(most), allowed=">= 0"
+        )
+    if isinstance(checks, str) or not checks:
+        raise errors.KernelError(
+            "checks is a list of the names of checks, at least one",
+            got=repr(checks),
+            allowed=", ".join(CHECKS),
+        )
+    for name in checks:
+        if name not in CHECKS:
+            raise errors.KernelError(
+                f"there is no check {name!r}",
+                allowed=", ".join(CHECKS),
+                remedy=f"The nearest is {nearest(str(name), CHECKS)}",
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
 # --- the checks ----------------------------------------------------------------------
 
 
 def _numbers(
     subject: Subject, reference: Any, rtol: float | None, atol: float
 ) -> tuple[str, str]:
-    given = [np.asarray(array) for array in subject.arrays]
-    found = reference(*given) if callable(reference) else reference
-    wanted = found if isinstance(found, tuple | list) else (found,)
-    outputs = subject.outputs
-    if len(wanted) > len(outputs):
-        raise errors.ShapeError(
-            "there are more references than outputs",
-            got=f"{len(wanted)} and {len(outputs)}",
-        )
+    outputs = subject.outputs  # first: what the reference does comes too late for them
+    is_made = callable(reference)
+    want = result_of(reference, subject.arrays) if is_made else reference
+    pairs = compared(outputs, want)
+    names = [f"output {n}: " if len(outputs) > 1 else "" for n in range(len(outputs))]
     said = []
-    for number, one in enumerate(wanted):
-        got, want = outputs[number], np.asarray(one).astype(np.float64)
-        name = f"output {number}: " if len(outputs) > 1 else ""
-        if got.shape != want.shape:
-            raise errors.ShapeError(
-                f"{name}the output and the reference differ in shape",
-                got=f"{got.shape} and {want.shape}",
-            )
-        wide = got.astype(np.float64)
-        with np.errstate(all="ignore"):
-            off = np.abs(wide - want)
-        largest = float(np.max(np.abs(want), initial=0.0))
-        relative = tolerance(got.dtype.name) if rtol is None else rtol
-        allowed = relative * (largest or 1.0) + atol
-        wrong = ~(off <= allowed)  # a NaN on either side is wrong
-        error = float(np.max(off, initial=0.0)) / (largest or 1.0)
-        figures = f"error {error:.3g} of the largest element, {relative:.3g} allowed"
-        if atol:
-            figures += f" and {atol:.3g}"
+    for number, one in enumerate(pairs):
+        relative = tolerance(one.got.dtype.name) if rtol is None else rtol
+        figures = f"{one.error:.3g} of the largest element, {relative:.3g} allowed"
+        figures = f"{names[number]}error {figures}{f' and {atol:.3g}' if atol else ''}"
+        wrong = one.wrong(relative, atol)
         if not wrong.any():
-            said.append(name + figures)
+            said.append(figures)
             continue
-        lines = [
-            f"{name}{figures}; {int(wrong.sum())} of {wrong.size} elements are wrong"
-        ]
-        for word, at in findings.first_and_worst(wrong, off):
-            lines.append(f"{word} {at}: got {wide[at]!s}, expected {want[at]!s}")
+        lines = [f"{figures}; {int(wrong.sum())} of {wrong.size} elements are wrong"]
+        for word, at in findings.first_and_worst(wrong, one.off):
+            lines.append(f"{word} {at}: got {one.got[at]!s}, expected {one.want[at]!s}")
             lines += subject.last_store(number, at)
-        lines += subject.why_wrong(number, want)
+        lines += subject.why_wrong(number, one.want)
         return "failed", "\n    ".join(lines)
+    said += [f"{name}no reference" for name in names[len(pairs) :]]
     return "passed", "; ".join(said)
 
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from kbjax import cli, doctor, testing
+from kbjax import cli, doctor, options, testing
 
 LINES = [
     "jax<0.11,>=0.10",
@@ -39,7 +39,7 @@ def test_it_works_here() -> None:
     result = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["schema_version"] == cli.SCHEMA_VERSION
+    assert found["schema_version"] == options.SCHEMA_VERSION
     assert found["ok"] and not found["problems"]
     assert found["versions"]["jax"] == jax.__version__
     assert found["jax"]["within"]

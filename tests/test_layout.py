@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "site",
         "views",
     },
-    "cases": {"call", "dtypes", "errors", "ranges"},
+    "cases": {"call", "comparison", "dtypes", "errors", "ranges"},
     "catalogue": {"cases", "errors", "hardware", "ranges", "shipped", "user_files"},
     "chrome": {"tracks"},
     "cli": {
@@ -113,6 +113,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_table",
     },
     "columns": {"costs", "expr", "program", "refs", "rolled"},
+    "comparison": {"dtypes", "errors"},
     "composites": {
         "allocator",
         "errors",
@@ -192,6 +193,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "expr": set(),
     "findings": {
         "call",
+        "comparison",
         "data_phase",
         "dtypes",
         "errors",
@@ -423,7 +425,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tracks",
     },
     "tensors": {"arguments", "errors", "program"},
-    "testing": {"call", "cases", "errors", "findings", "laws", "ranges"},
+    "testing": {"call", "cases", "comparison", "errors", "findings", "laws", "ranges"},
     "tiles": {"dtypes", "expr", "program", "refs", "sealing", "tcm"},
     "time_axis": set(),
     "timing": {
