@@ -92,8 +92,8 @@ def test_a_core_part_that_is_missing_is_exit_status_1(
 
 
 def test_wrong_numbers_are_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = testing.Report("k", (testing.Finding("numbers", "failed", "all wrong"),))
-    monkeypatch.setattr(testing, "report", lambda *a, **k: bad)
+    bad = testing.CheckReport("k", (testing.Finding("numbers", "failed", "all wrong"),))
+    monkeypatch.setattr(testing, "report_case", lambda *a, **k: bad)
     result = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -105,7 +105,7 @@ def test_an_error_of_the_self_check_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     def falls(*_: Any, **__: Any) -> None:
         raise OSError("no cache")
 
-    monkeypatch.setattr(testing, "report", falls)
+    monkeypatch.setattr(testing, "report_case", falls)
     found = doctor.self_check()
     assert not found["ok"] and found["detail"] == "OSError: no cache"
 

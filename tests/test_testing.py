@@ -61,7 +61,7 @@ def failure(*arguments: Any, **options: Any) -> KernelAssertionError:
     return caught.value
 
 
-def status(report: testing.Report) -> dict[str, str]:
+def status(report: testing.CheckReport) -> dict[str, str]:
     return {one.check: one.status for one in report.findings}
 
 
