@@ -196,13 +196,13 @@ def of(
 
 def _rows_within(log: OpLog, budget_bytes: int) -> int:
     """How many rows come before the first whose cursor is over the budget."""
-    step = 1 << 16
-    for first in range(0, len(log), step):
-        cursors = log[first : first + step].columns(["cursor_bytes"])["cursor_bytes"]
-        over = cursors > budget_bytes
+    before = 0
+    for chunk in log.chunks(names=["cursor_bytes"]):
+        over = chunk["cursor_bytes"] > budget_bytes
         if over.any():
-            return first + int(over.argmax())
-    return len(log)
+            return before + int(over.argmax())
+        before += len(over)
+    return before
 
 
 # --- source --------------------------------------------------------------------------
