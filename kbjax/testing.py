@@ -22,7 +22,6 @@ from kbjax import errors
 from kbjax.call import KernelCall
 from kbjax.cases import Case
 from kbjax.checks import Asked, Finding
-from kbjax.findings import Subject
 from kbjax.names import nearest
 from kbjax.subject import Subject
 

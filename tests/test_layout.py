@@ -469,7 +469,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tcm": {"dtypes", "errors", "hardware", "overflow"},
     "tcm_map": {"expr", "footprint", "log_view", "program", "refs", "site", "trace"},
     "tensors": {"arguments", "errors", "program"},
-    "testing": {"call", "cases", "checks", "errors", "findings", "names", "subject"},
+    "testing": {"call", "cases", "checks", "errors", "names", "subject"},
     "tiles": {"dtypes", "expr", "program", "refs", "sealing", "tcm"},
     "time_axis": set(),
     "timing": {
