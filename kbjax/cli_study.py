@@ -30,6 +30,7 @@ from rich.table import Table
 
 from kbjax import errors
 from kbjax.options import AsJson, refusals
+from kbjax.study_status import Status
 
 if TYPE_CHECKING:
     from kbjax.study import Study
@@ -303,7 +304,7 @@ def _progress(study: Study, csv: str | None) -> Iterator[Any]:
         def seen(store: Store) -> None:
             nonlocal last, known
             counts = store.counts()
-            finished = len(study) - counts["pending"] - counts["running"]
+            finished = sum(counts[each] for each in Status if each.is_finished)
             if known < 0:  # what was there before says nothing of the speed
                 bar.reset(task, completed=finished)
             bar.update(task, completed=finished)

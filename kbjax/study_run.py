@@ -18,6 +18,7 @@ from kbjax import errors, study_point, study_store, study_versions
 from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes, lost_cluster
+from kbjax.study_status import Status
 from kbjax.study_store import Store
 from kbjax.study_table import StudyTable
 
@@ -89,7 +90,7 @@ def run(
             counts = store.counts()
             if options.scheduler is None:
                 _warn_of_others(study, store.table())
-            if not counts["pending"] and not counts["running"]:
+            if not counts[Status.PENDING] and not counts[Status.RUNNING]:
                 return store.table()
     with _signals() as stop:
         pool = _pool(study, options)
@@ -186,7 +187,7 @@ def _work(
             if claim is not None:
                 flying[pool.submit(study_point.measure, points[claim[0]])] = claim
         if not flying and not store.others_run():
-            if store.counts()["pending"]:
+            if store.counts()[Status.PENDING]:
                 continue  # given back in between
             return
         done = wait(flying, timeout=_TICK_S, return_when=FIRST_COMPLETED).done
@@ -213,7 +214,8 @@ def _row(future: Future[Any], point: Point) -> dict[str, Any]:
         if isinstance(error, BrokenProcessPool):
             why = "the worker process ended: killed, by the system for its memory "
             why += "perhaps, or by the kernel itself"
-        row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
+        row = {"status": Status.ERROR, "reason_kind": type(error).__name__}
+        row["reason"] = why
     return {**row, "seed": point.seed}
 
 
