@@ -6,7 +6,6 @@ finds it by name.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ import numpy as np
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
 from kbjax.comparison import compared, result_of
-from kbjax.ranges import nearest
+from kbjax.cores import usable_cores
+from kbjax.names import nearest
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
@@ -172,8 +172,8 @@ def _meant(dtype: str, taken: Sequence[str]) -> str:
     """Of a name that is no element type, the nearest that is taken."""
     try:
         np.dtype(dtype)
-    except TypeError:
-        return f"The nearest is {nearest(dtype, taken)}"
+    except (TypeError, ValueError):  # ValueError: of what numpy takes for a record
+        return f"The nearest is {nearest(str(dtype), taken)}"
     return ""
 
 
@@ -202,7 +202,7 @@ def _fill_normal(elements: np.ndarray, seeds: list[int]) -> None:
         else:
             part[...] = rng.standard_normal(part.size, np.float32)
 
-    with futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+    with futures.ThreadPoolExecutor(usable_cores()) as threads:
         list(threads.map(fill, range(-(-elements.size // size))))
 
 

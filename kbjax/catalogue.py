@@ -17,7 +17,7 @@ from typing import Any
 from kbjax import errors, user_files
 from kbjax.cases import Case
 from kbjax.hardware import Hardware
-from kbjax.ranges import nearest
+from kbjax.names import unknown
 from kbjax.shipped import kernel_names as kernel_names
 
 REQUIRED = inspect.Parameter.empty  # the default of a size that has none
@@ -31,11 +31,10 @@ def kernel_module(name: str) -> ModuleType:
     """
     names = kernel_names()
     if name not in names:
-        raise errors.KernelError(
-            f"there is no kernel {name!r}",
-            allowed=f"{', '.join(names)}, or your own as path.py:function",
-            remedy=f"The nearest is {nearest(name, names)}",
-        )
+        raise unknown(
+            f"there is no kernel {name!r}", name, names,
+            or_else="or your own as path.py:function",
+        )  # fmt: skip
     return importlib.import_module(f"kbjax.kernels.{name}")
 
 
@@ -59,11 +58,7 @@ def check_sizes(name: str, sizes: Iterable[str]) -> None:
     known = _sizes(_case_function(name))
     for size in sizes:
         if size not in known:
-            raise errors.KernelError(
-                f"{name} has no size {size!r}",
-                allowed=", ".join(known) or "none",
-                remedy=f"The nearest is {nearest(size, known)}" if known else "",
-            )
+            raise unknown(f"{name} has no size {size!r}", size, known)
 
 
 def size_types(name: str) -> dict[str, type | None]:
@@ -160,12 +155,13 @@ def _case_function(name: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not inspect.isfunction(function):
         functions = [n for n, f in vars(module).items() if _may_be_a_case(f)]
+        problem = f"{path} has no function {function_name!r}"
+        if functions:
+            raise unknown(problem, function_name, functions)
         raise errors.KernelError(
-            f"{path} has no function {function_name!r}",
-            allowed=", ".join(functions) or "none: no function in it takes `hardware`",
-            remedy=f"The nearest is {nearest(function_name, functions)}"
-            if functions
-            else _RETURN_A_CASE,
+            problem,
+            allowed="none: no function in it takes `hardware`",
+            remedy=_RETURN_A_CASE,
         )
     if not _may_be_a_case(function):
         raise errors.KernelError(

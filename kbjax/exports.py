@@ -7,7 +7,6 @@ CSV and JSON Lines print times from integers of picoseconds, as ns with three de
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import operator
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kbjax import errors, output
+from kbjax import extras, output
 
 ROWS = 65_536  # a piece of the log; a row group of Parquet
 _EXACT = {"start_ns": "start_ps", "end_ns": "end_ps"}
@@ -93,14 +92,8 @@ def write_parquet(log: Log, target: output.Target) -> None:
       KbjaxError: without pyarrow, or where `target` cannot be written; a path is then
         as it was.
     """
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "Parquet needs pyarrow, which is not installed",
-            remedy="Run pip install kbjax[parquet]",
-        ) from error
+    arrow = extras.module("pyarrow", extra="parquet", use="Parquet")
+    parquet = extras.module("pyarrow.parquet", extra="parquet", use="Parquet")
     word = arrow.dictionary(arrow.int32(), arrow.string())
     fields = [
         (name, word if column.dtype == object else arrow.from_numpy_dtype(column.dtype))

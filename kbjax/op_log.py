@@ -367,7 +367,7 @@ class OpLog:
         exports.write_jsonl(self, target)
 
     def to_parquet(self, target: output.Target) -> None:
-        """Write Parquet, which needs ``pip install kbjax[parquet]``; as `to_csv`."""
+        """Write Parquet, which needs ``pip install 'kbjax[parquet]'``; as `to_csv`."""
         exports.write_parquet(self, target)
 
     def to_perfetto(

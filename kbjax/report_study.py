@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kbjax import errors, output, report_page
 from kbjax import report_style as style
+from kbjax.study_row import StudyRow
+from kbjax.study_table import StudyTable
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("solid", "dashed", "dotted", "dotdash")
@@ -21,26 +23,10 @@ _PANELS = (  # title, unit, column, what its values are divided by
     ("error against float64", "of the largest element", "error", 1.0),
 )
 
-Row = Mapping[str, Any]
+Row = StudyRow
 
 
-class Table(Protocol):
-    """What the report takes of a study's results: `rows` has a mapping a point, whose
-    `fit` is ``does not fit`` where it overflows."""
-
-    @property
-    def study(self) -> Mapping[str, Any]: ...
-
-    @property
-    def rows(self) -> Sequence[Row]: ...
-
-    @property
-    def counts(self) -> Mapping[str, int]: ...
-
-    def short(self) -> tuple[list[str], list[list[str]]]: ...
-
-
-def write(table: Table, target: output.Target, x: str | None = None) -> int:
+def write(table: StudyTable, target: output.Target, x: str | None = None) -> int:
     """Write the page to a path, ``-`` or a file object; its size in bytes.
 
     Args:
@@ -58,7 +44,7 @@ def write(table: Table, target: output.Target, x: str | None = None) -> int:
     return len(text.encode("utf-8", "backslashreplace"))
 
 
-def html(table: Table, x: str | None = None) -> str:
+def html(table: StudyTable, x: str | None = None) -> str:
     """The page. Raises as `write`."""
     report_page.require_bokeh()
     axis = x or _longest(table)
@@ -73,7 +59,7 @@ def html(table: Table, x: str | None = None) -> str:
             "the table has all points."
         )
         curves = dict(list(curves.items())[:_MOST_LINES])
-    if any(map(_overflowed, table.rows)):
+    if any(row.overflowed for row in table.rows):
         notes.append("A cross is a point that does not fit the scratch.")
     header, rows = table.short()
     counts = table.counts
@@ -89,13 +75,13 @@ def html(table: Table, x: str | None = None) -> str:
     )
 
 
-def _figures(table: Table, curves: Mapping[str, Sequence[Row]], axis: str) -> Any:
+def _figures(table: StudyTable, curves: Mapping[str, Sequence[Row]], axis: str) -> Any:
     from bokeh.layouts import gridplot
 
     panels = [
         _panel(table, curves, axis, *panel)
         for panel in _PANELS
-        if any(row.get(panel[2]) is not None for row in table.rows)
+        if any(row.figures[panel[2]] is not None for row in table.rows)
     ]
     if not panels:
         raise errors.KbjaxError(
@@ -110,7 +96,7 @@ def _figures(table: Table, curves: Mapping[str, Sequence[Row]], axis: str) -> An
 
 
 def _panel(
-    table: Table,
+    table: StudyTable,
     curves: Mapping[str, Sequence[Row]],
     axis: str,
     title: str,
@@ -123,7 +109,7 @@ def _panel(
     from bokeh.models.annotations import Span
 
     def values(rows: Sequence[Row]) -> list[float]:
-        cells = (row.get(column) for row in rows)
+        cells = (row.figures[column] for row in rows)
         return [math.nan if cell is None else cell / divisor for cell in cells]
 
     made: Any = plotting.figure(
@@ -131,7 +117,7 @@ def _panel(
         sizing_mode="stretch_width",
         tools="",
         toolbar_location=None,
-        x_axis_type=_scale([row[axis] for row in table.rows]),
+        x_axis_type=_scale([row.parameters[axis] for row in table.rows]),
         y_axis_type="linear"
         if column.endswith("_utilisation")
         else _scale(values(table.rows)),
@@ -140,7 +126,7 @@ def _panel(
     )
     style.plain_axes(made)
     made.title.text, made.title.text_font = title, style.FONT
-    across = sorted({row[axis] for row in table.rows})
+    across = sorted({row.parameters[axis] for row in table.rows})
     made.xaxis.ticker = across[:: math.ceil(len(across) / 8)]
     made.xaxis.major_label_overrides = {n: f"{n:,}" for n in across}
     if column.endswith("_utilisation"):
@@ -151,13 +137,12 @@ def _panel(
         colour = _COLOURS[n % len(_COLOURS)]
         dash = _DASHES[n // len(_COLOURS)]
         data: dict[str, Any] = {
-            "x": [row[axis] for row in rows],
+            "x": [row.parameters[axis] for row in rows],
             "y": values(rows),
             "label": [label] * len(rows),
-            "marker": ["x" if _overflowed(row) else "circle" for row in rows],
+            "marker": ["x" if row.overflowed else "circle" for row in rows],
             "status": [
-                "does not fit" if _overflowed(row) else str(row.get("status"))
-                for row in rows
+                "does not fit" if row.overflowed else row.status for row in rows
             ],
         }
         source = ColumnDataSource(data, name=f"{column} {n}")
@@ -179,9 +164,7 @@ def _panel(
             made.scatter("x", "y", source=source, color=colour, marker="marker", size=8)
         )
     if column == "peak_scratch_bytes":
-        for budget in {
-            row["budget_bytes"] for row in table.rows if row["budget_bytes"]
-        }:
+        for budget in {row.figures["budget_bytes"] for row in table.rows} - {None}:
             made.add_layout(
                 Span(
                     location=budget / divisor,
@@ -209,8 +192,10 @@ def _panel(
     return made
 
 
-def _first(table: Table) -> str:
-    there = (p[2] for p in _PANELS if any(r.get(p[2]) is not None for r in table.rows))
+def _first(table: StudyTable) -> str:
+    there = (
+        p[2] for p in _PANELS if any(r.figures[p[2]] is not None for r in table.rows)
+    )
     return next(there)
 
 
@@ -220,24 +205,25 @@ def _scale(values: Sequence[float]) -> Literal["linear", "log"]:
     return "log" if log else "linear"
 
 
-def _overflowed(row: Row) -> bool:
-    return row.get("fit") == "does not fit"
-
-
-def _curves(table: Table, axis: str) -> dict[str, list[Row]]:
+def _curves(table: StudyTable, axis: str) -> dict[str, list[Row]]:
     """The points of each combination of the other axes, along the axis."""
     found: dict[str, list[Row]] = {}
     for row in table.rows:
         parts = [
-            str(row[name]) if name == "kernel" else f"{name} {row[name]}"
+            str(row.parameters[name])
+            if name == "kernel"
+            else f"{name} {row.parameters[name]}"
             for name in table.study["axes"]
             if name != axis
         ]
         found.setdefault(", ".join(parts), []).append(row)
-    return {k: sorted(rows, key=lambda row: row[axis]) for k, rows in found.items()}
+    return {
+        k: sorted(rows, key=lambda row: row.parameters[axis])
+        for k, rows in found.items()
+    }
 
 
-def _longest(table: Table) -> str:
+def _longest(table: StudyTable) -> str:
     numbers = {
         name: len(values)
         for name, values in table.study["axes"].items()

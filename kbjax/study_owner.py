@@ -17,11 +17,6 @@ def me() -> str:
     return f"{_place()}|{pid}|{_start(pid)}"
 
 
-def pid_of(owner: str) -> str:
-    """The process id in an owner's text, for messages."""
-    return owner.split("|")[1] if owner.count("|") == 2 else "unknown"
-
-
 def is_gone(owner: str, heartbeat: float) -> bool:
     """Whether the process that claimed a point runs no more.
 

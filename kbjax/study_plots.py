@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbjax import errors, output
-from kbjax.study_table import StudyTable, overflowed, printable, shown
+from kbjax import errors, extras, output
+from kbjax.names import printable
+from kbjax.study_row import StudyRow
+from kbjax.study_table import StudyTable, shown
 
 FORMATS = ("png", "svg")
 _MOST_LINES = 24
@@ -17,23 +18,28 @@ _LOG_FROM = 8  # the largest value over the smallest, from which an axis is loga
 _BUSY = "busy / (PEs x latency)"
 _UNITS = {"context": "context, tokens", "tile": "tile, keys", "num_pes": "PEs"}
 
-Row = Mapping[str, Any]
+Row = StudyRow
 _PANELS: tuple[tuple[str, str, Callable[[Row], float | None], bool], ...] = (
-    ("peak scratch", "bytes", lambda row: row["peak_scratch_bytes"], True),
-    ("latency", "us", lambda row: _us(row["total_ns"]), True),
+    ("peak scratch", "bytes", lambda row: row.figures["peak_scratch_bytes"], True),
+    ("latency", "us", lambda row: _us(row.figures["total_ns"]), True),
     (
         "DMA utilisation",
         _BUSY,
-        lambda r: r["dma_utilisation"],
+        lambda r: r.figures["dma_utilisation"],
         False,
     ),
     (
         "GEMM utilisation",
         _BUSY,
-        lambda r: r["gemm_utilisation"],
+        lambda r: r.figures["gemm_utilisation"],
         False,
     ),
-    ("error against float64", "of the largest element", lambda r: r["error"], True),
+    (
+        "error against float64",
+        "of the largest element",
+        lambda r: r.figures["error"],
+        True,
+    ),
 )
 
 
@@ -86,7 +92,12 @@ def write(table: StudyTable, path: str, x: str | None = None) -> None:
         panel.set_title(title)
         panel.set_xlabel(_plain(_UNITS.get(x, x)))
         panel.set_ylabel(unit)
-        _scale(panel, [row[x] for row in table.rows], _values(table.rows, of), log)
+        _scale(
+            panel,
+            [row.parameters[x] for row in table.rows],
+            _values(table.rows, of),
+            log,
+        )
         panel.grid(alpha=0.3)
     _budgets(drawn[0], table)
     if len(lines) > 1:
@@ -106,7 +117,7 @@ def _title(table: StudyTable) -> str:
     title = _plain(str(table.study["name"]))
     if table.finished < len(table.rows):
         title += f", partial: {table.progress}"
-    if any(map(overflowed, table.rows)):
+    if any(row.overflowed for row in table.rows):
         title += " (x: does not fit)"
     return title
 
@@ -121,10 +132,10 @@ def _line(
     label: str,
 ) -> None:
     there = [row for row in rows if of(row) is not None]
-    fits = [row for row in there if not overflowed(row)]
-    over = [row for row in there if overflowed(row)]
+    fits = [row for row in there if not row.overflowed]
+    over = [row for row in there if row.overflowed]
     panel.plot(
-        [row[x] for row in fits],
+        [row.parameters[x] for row in fits],
         [of(row) for row in fits],
         color=color,
         marker=marker,
@@ -133,10 +144,18 @@ def _line(
     )
     if over:
         tail = [*fits[-1:], *over]
-        panel.plot([r[x] for r in tail], [of(r) for r in tail], color=color, ls="--")
-        panel.plot([r[x] for r in over], [of(r) for r in over], color=color, ls="",
-                   marker="x", ms=8)  # fmt: skip
-    elif lost := [row[x] for row in rows if overflowed(row)]:
+        panel.plot(
+            [r.parameters[x] for r in tail], [of(r) for r in tail], color=color, ls="--"
+        )
+        panel.plot(
+            [r.parameters[x] for r in over],
+            [of(r) for r in over],
+            color=color,
+            ls="",
+            marker="x",
+            ms=8,
+        )
+    elif lost := [row.parameters[x] for row in rows if row.overflowed]:
         panel.plot(
             lost, [0.03] * len(lost), color=color, ls="", marker="x", ms=8,
             transform=panel.get_xaxis_transform(),
@@ -157,7 +176,7 @@ def _scale(panel: Any, across: Sequence[float], up: Sequence[float], log: bool) 
 
 
 def _budgets(panel: Any, table: StudyTable) -> None:
-    for budget in sorted({r["budget_bytes"] for r in table.rows if r["budget_bytes"]}):
+    for budget in sorted({r.figures["budget_bytes"] for r in table.rows} - {None}):
         panel.axhline(budget, color="black", lw=0.8, ls=":")
         panel.annotate(
             f"budget, {budget / 2**20:g} MiB",
@@ -177,7 +196,9 @@ def _lines(table: StudyTable, x: str) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in table.rows:
         parts = [
-            str(row[name]) if name == "kernel" else f"{name} {shown(row[name])}"
+            str(row.parameters[name])
+            if name == "kernel"
+            else f"{name} {shown(row.parameters[name])}"
             for name in others
         ]
         found.setdefault(_plain(", ".join(parts)), []).append(row)
@@ -188,7 +209,9 @@ def _lines(table: StudyTable, x: str) -> dict[str, list[Row]]:
             allowed=f"up to {_MOST_LINES}",
             remedy="Give fewer axes, or plot from the CSV file",
         )  # fmt: skip
-    return {k: sorted(rows, key=lambda row: row[x]) for k, rows in found.items()}
+    return {
+        k: sorted(rows, key=lambda row: row.parameters[x]) for k, rows in found.items()
+    }
 
 
 def _longest(table: StudyTable) -> str:
@@ -218,10 +241,4 @@ def _plain(text: str) -> str:
 
 
 def _figures() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a plot needs matplotlib, which is not installed",
-            remedy="Run pip install 'kbjax[plot]'",
-        ) from error
+    return extras.module("matplotlib.figure", extra="plot", use="a plot")

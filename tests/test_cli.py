@@ -476,3 +476,14 @@ def test_python_m_kbjax_is_the_command() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in NAMES)
+
+
+@pytest.mark.parametrize("command", ["--help", "hardware", "hardware --json"])
+def test_a_full_disk_at_standard_output(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kbjax", *command.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "cannot write to standard output: No space left on device\n"

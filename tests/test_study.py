@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cli, errors, study_plots, study_run, study_store
-from kbjax.study import Study, differences
+from kbjax import cli, errors, study_plots, study_run, study_source, study_store
+from kbjax.study import Study
+from kbjax.study_schema import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 SIX = {"name": "six", "kernel": "gqa_decode", "do": "plan",
@@ -91,7 +92,7 @@ def test_a_wrong_file_is_refused_and_names_it(
     (tmp_path / "evil.py").write_text("open('ran', 'w')", encoding="utf-8")
     file = toml(tmp_path / "s.toml", text)
     with pytest.raises(errors.KbjaxError, match=f"(?s){says}") as caught:
-        Study.from_toml(file)
+        study_source.from_toml(file)
     assert file in str(caught.value)
     result = invoke(file)
     assert result.exit_code == 1 and "Traceback" not in result.output
@@ -132,14 +133,21 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
     table = study_run.run(study, path, ONE)
     assert table.counts == {"done": 4, "failed": 2, "error": 0, "running": 0,
                             "pending": 0}  # fmt: skip
-    assert [row["context"] for row in table.rows] == [256, 512, 4096, 1024, 8192, 64]
-    failed = table.rows[2]
+    assert [row.parameters["context"] for row in table.rows] == [
+        256,
+        512,
+        4096,
+        1024,
+        8192,
+        64,
+    ]
+    failed = table.rows[2].figures
     assert failed["reason_kind"] == "ScratchOverflowError" and table.is_good
     assert failed["reason"].startswith("TLContext scratch overflow:")
     assert failed["peak_scratch_bytes"] > failed["budget_bytes"]
-    good = table.rows[0]
+    good, versions = table.rows[0].figures, table.rows[0].versions
     assert good["verdict"] == "pass" and 0 < good["error"] <= good["tolerance"]
-    assert good["jax_version"] and good["seed"] == 0 and good["wall_s"] > 0
+    assert versions["jax"] and good["seed"] == 0 and good["wall_s"] > 0
     assert study_run.run(study, path, ONE).rows == table.rows
     with pytest.raises(errors.KbjaxError, match=r"another study.*do: 'run' there"):
         study_run.run(six(kernel="flash_unscoped", do="plan", name=study.name,
@@ -150,10 +158,12 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
         getattr(table, f"to_{target[2:]}")(str(tmp_path / target))
     with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["context"]) for row in rows] == [r["context"] for r in table.rows]
+    assert [int(row["context"]) for row in rows] == [
+        r.parameters["context"] for r in table.rows
+    ]
     assert rows[2]["reason"] == failed["reason"]
     report = json.loads((tmp_path / "t.json").read_text("utf-8"))
-    assert report["schema_version"] and report["rows"] == [dict(r) for r in table.rows]
+    assert report["schema_version"] and report["rows"] == table.records()
     import pyarrow.parquet
 
     read = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pydict()
