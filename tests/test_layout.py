@@ -234,7 +234,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inbox": {"sealing"},
     "index": {"domain", "errors", "expr", "site"},
     "iterations": {"fingerprint", "program"},
-    "laws": {"expr", "op_log", "program"},
+    "laws": {"costs", "expr", "op_log", "program"},
     "layouts": {"ops", "program", "refs"},
     "levels": {"expr", "forms", "program", "steady"},
     "liveness": {"expr", "program"},
