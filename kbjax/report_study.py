@@ -82,7 +82,9 @@ def html(table: Table, x: str | None = None) -> str:
         _figures(table, curves, axis),
         title=str(table.study["name"]),
         about=f"study of {len(table.rows):,} points",
-        tiles=[("points", f"{n:,}", what) for what, n in counts.items() if n],
+        headline_figures=[
+            ("points", f"{n:,}", what) for what, n in counts.items() if n
+        ],
         notes=notes,
         header=header,
         rows=rows,
