@@ -1,13 +1,15 @@
 """The command line: its commands, those of one kernel among them.
 
 Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
-kernel is refused, 2 for a command line that cannot be read. JAX is imported only by a
-command that needs it.
+kernel is refused, 2 for a command line that cannot be read, which is said on standard
+error with `--json`, too. JAX is imported only by a command that needs it.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from enum import StrEnum
 from typing import Annotated, Any
@@ -18,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kbjax import cli_doctor, cli_fuzz, cli_report, cli_study, screens
+from kbjax.names import printable
 from kbjax.options import (
     AsJson,
     Asked,
@@ -32,7 +35,8 @@ app = typer.Typer(
     help="A functional emulator of a near-HBM accelerator PE.",
     epilog="Exit status: 0 where the plan fits, the numbers agree and all checks pass; "
     "1 where they do not, or the kernel is refused; 2 for a command line that cannot "
-    "be read. `kbjax COMMAND --help` has an example of each.",
+    "be read (on standard error, with --json, too). `kbjax COMMAND --help` has an "
+    "example of each.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -222,7 +226,8 @@ def trace(
         summary = {"summary": log.summary().to_dict()}
         say_json({**report.to_dict(), **asked.report(), **summary})
     else:
-        console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+        said = printable(str(report), keep="\n")
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 app.command(epilog="Example: kbjax report gqa_decode -o report.html")(cli_report.report)
@@ -284,4 +289,13 @@ app.command(epilog="Example: kbjax fuzz gqa_decode --size num_pes=1 --examples 1
 
 def main() -> None:
     """The `kbjax` command."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # a file's; this is standard output's
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again
+        sys.exit(f"cannot write to standard output: {error.strerror}")

@@ -8,7 +8,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,7 +82,7 @@ def study(
     What was killed is resumed by the same command. Exit status: 0 where every point is
     done with right numbers or does not fit, 1 for anything else, 130 after Ctrl-C.
     """
-    from kbjax import study_run, study_store
+    from kbjax import study_curves, study_run, study_source, study_store
 
     if as_json and csv == "-":
         raise typer.BadParameter(
@@ -89,19 +90,22 @@ def study(
         )
     options = study_run.Options(jobs, scheduler, retry_failed)
     with refusals(as_json):
-        _check_exports(csv, parquet, plot)
-        if _is_sqlite(file):
-            table = study_store.read(file)
-        elif show:
-            table = study_store.read(output or default_output(file))
+        results = file if _is_sqlite(file) else output or default_output(file)
+        exports = {"--csv": csv, "--parquet": parquet, "--plot": plot}
+        check_exports(exports, {"the study": file, "the results": results})
+        if show or results == file:
+            table = study_store.read(results)
         else:
-            found = _loaded(file)
-            table = ran(found, output or default_output(file), options, csv)
+            found = study_source.read(file)
+            check_exports(exports, _files_of(found))
+            if plot:
+                study_curves.axis_of(found.axes)  # refused now, not after hours
+            table = ran(found, results, options, csv)
+        if not as_json:  # first, for an export may be refused yet
+            print_table(table, Console(stderr=csv == "-"))
         exported(table, csv=csv, parquet=parquet, plots=[plot] if plot else [])
     if as_json:
         typer.echo(json.dumps(table.to_dict()))
-    else:
-        print_table(table, Console(stderr=csv == "-"))
     complete = table.finished == len(table.rows)
     raise typer.Exit(0 if table.is_good or (show and complete) else 1)
 
@@ -120,7 +124,7 @@ def ran(
     from kbjax import study_run
 
     try:
-        with _progress(study, csv) as seen:
+        with _progress(study, csv) as seen, _told_warnings():
             return study_run.run(study, output, options, seen)
     except study_run.InterruptedStudyError as error:
         if csv and csv != "-":
@@ -150,7 +154,7 @@ def exported(
 
 def print_table(table: StudyTable, console: Console | None = None) -> None:
     """The rows for people, how many are done or failed, and the file."""
-    from kbjax.study_table import printable
+    from kbjax.names import printable
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # in a locale that has no such letter
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -167,16 +171,26 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
     if len(rows) > _MOST_ROWS:
         _say(console, f"{len(rows) - _MOST_ROWS:,} more rows are in the file")
     reasons = {
-        (str(row["reason_kind"]), str(row["reason"]).splitlines()[0]): row["number"]
+        (
+            str(row.figures["reason_kind"]),
+            _first_line(row.figures["reason"]),
+        ): row.number
         for row in reversed(table.rows)
-        if row["reason"]
+        if row.figures["reason"]
     }
     for (kind, reason), number in list(reversed(reasons.items()))[:5]:
         _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
     if len(reasons) > 5:
         _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
+    if mixed := table.mixed_versions:
+        said = escape(printable("; ".join(mixed)))
+        _say(console, f"not all points were done with the same: {said}")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
     _say(console, f"{counts}; {escape(printable(table.path))}")
+
+
+def _first_line(text: object) -> str:
+    return next(iter(str(text).splitlines()), "")
 
 
 def default_output(file: str) -> str:
@@ -192,12 +206,6 @@ def _say(console: Console, what: Any) -> None:
     console.print(what, highlight=False, soft_wrap=isinstance(what, str))
 
 
-def _loaded(file: str) -> Study:
-    from kbjax.study import Study
-
-    return Study.from_python(file) if file.endswith(".py") else Study.from_toml(file)
-
-
 def _is_sqlite(file: str) -> bool:
     try:
         with open(file, "rb") as opened:
@@ -206,20 +214,72 @@ def _is_sqlite(file: str) -> bool:
         return False
 
 
-def _check_exports(csv: str | None, parquet: str | None, plot: str | None) -> None:
-    """Refuse what could not be written, before the first point."""
-    for path in (csv, parquet, plot):
+def check_exports(exports: Mapping[str, str | None], kept: Mapping[str, str]) -> None:
+    """Refuse what could not be written, before the first point.
+
+    Args:
+      exports: option -> the path that it names.
+      kept: what -> a path that no export may take the place of.
+
+    Raises:
+      KbjaxError: for a path in no folder, one of `kept`, one of another export, and for
+        a plot that could not be drawn.
+    """
+    taken = {path: what for what, path in kept.items()}
+    for own in kept.values():
+        taken |= dict.fromkeys((f"{own}-wal", f"{own}-shm"), f"of {own}")
+    for option, path in exports.items():
         if path and path != "-":
+            for other, what in taken.items():
+                if _is_same(path, other):
+                    raise errors.KbjaxError(
+                        f"{option} {path} would take the place of {what}",
+                        got=other,
+                        remedy="Give another path",
+                    )
+            taken[path] = option
             folder = os.path.dirname(path) or "."
             if not os.path.isdir(folder) or os.path.isdir(path):
                 raise errors.KbjaxError(
                     f"cannot write {path}", got="no such folder, or a folder's path",
                     remedy="Give the path of a file in a folder that is there",
                 )  # fmt: skip
-    if plot:
+    if plot := exports.get("--plot"):
         from kbjax import study_plots
 
         study_plots.format_of(plot)
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one of them is not there
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _files_of(study: Study) -> dict[str, str]:
+    """What the study reads: hardware and kernels that are files."""
+    names = [study.hardware, *study.axes.get("hardware", ())]
+    found = {str(n): f"the hardware {n}" for n in names if str(n).endswith(".toml")}
+    for name in study.kernel_names:
+        path, colon, _ = study.located(name).rpartition(":")
+        if colon:
+            found[path] = f"the kernel {name}"
+    return {what: path for path, what in found.items()}
+
+
+@contextlib.contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings of kbjax about a study as a line on standard error."""
+    from kbjax.study_versions import StudyVersionsWarning
+
+    def tell(message: Warning | str, *rest: Any, **more: Any) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StudyVersionsWarning)
+        warnings.showwarning = tell
+        yield
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from kbjax.cores import usable_cores
+
 PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "chex", "typer", "rich", "tomli-w")
 _DECODE: dict[str, Any] = {
     "context": 64,
@@ -159,9 +161,7 @@ def examine() -> dict[str, Any]:
             "within": tested,
         },
         "devices": _devices(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "platform": platform.platform(),
         "extras": extras(needed),
@@ -178,13 +178,7 @@ def self_check() -> dict[str, Any]:
         from kbjax import catalogue, testing
 
         case = catalogue.make("gqa_decode", **_DECODE)
-        found = testing.report(
-            case.call,
-            case.arrays,
-            case.reference,
-            rtol=case.tolerance,
-            checks=["numbers", "fidelity", "op_log"],
-        )
+        found = testing.report_case(case, checks=["numbers", "fidelity", "op_log"])
         ok, detail = not found.failed, "; ".join(map(str, found.findings))
     except Exception as error:  # whatever is broken here is what is asked for
         ok, detail = False, f"{type(error).__name__}: {error}"

@@ -1,4 +1,5 @@
-"""A name that is none of those that there are: which of them may be meant."""
+"""Names in messages: which of those that there are may be meant by one that is none,
+and text of users as a terminal may be given it."""
 
 from __future__ import annotations
 
@@ -39,3 +40,9 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of more digits than Python prints
         text = "an integer of too many digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with what moves a cursor or changes a colour as its escape, but for the
+    characters to keep."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

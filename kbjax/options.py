@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from kbjax import errors
+from kbjax.names import printable
 from kbjax.user_files import raised
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def refusals(as_json: bool) -> Iterator[None]:
             say_json({"error": refusal.to_dict()})
         else:
             Console(stderr=True).print(
-                f"{type(refusal).__name__}: {refusal}", markup=False, soft_wrap=True
+                printable(f"{type(refusal).__name__}: {refusal}", keep="\n"),
+                markup=False,
+                soft_wrap=True,
             )
         raise typer.Exit(1) from None
 

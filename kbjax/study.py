@@ -1,7 +1,7 @@
 """Studies: a kernel, axes of sizes and hardware, and what to do at every point.
 
-A study is made in Python, or read from a TOML file, which runs no code. Its points are
-the product of its axes, the last one fastest. No JAX is needed to make one.
+The points of a study are the product of its axes, the last one fastest. No JAX is
+needed to make one.
 """
 
 from __future__ import annotations
@@ -10,23 +10,18 @@ import dataclasses
 import itertools
 import math
 import os
-import runpy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
-from kbjax import errors, study_axes
+from kbjax import errors
 from kbjax.hardware import Hardware, named
-from kbjax.hardware_toml import Source
-from kbjax.names import shown
+from kbjax.names import shown, unknown
 from kbjax.ranges import FrozenTable, Table
-from kbjax.study_axes import MOST_VALUES, canonical, refuse_unknown, value_of, values
+from kbjax.study_axes import MOST_VALUES, canonical, value_of, values
 
-STEPS = ("plan", "time", "run")
-_TOML_KEYS = (
-    "name", "kernel", "do", "seed", "hardware", "sizes", "axes", "kernels",
-)  # fmt: skip
+Step = Literal["plan", "time", "run"]
+STEPS: tuple[Step, ...] = get_args(Step)
 _RESERVED = ("do", "name", "seed")  # of a study, and so no axes or sizes
 
 
@@ -38,13 +33,14 @@ class Point:
       number: its place in the study, from 0.
       parameters: the kernel, and every size and hardware field that the study gives.
       do, seed: of the study.
+      kernel: as `catalogue.make` takes it, wherever the worker runs.
       sizes: of the kernel.
       hardware: what it is called with.
     """
 
     number: int
     parameters: dict[str, Any]
-    do: str
+    do: Step
     seed: int
     kernel: str
     sizes: dict[str, Any]
@@ -72,6 +68,8 @@ class Study:
         the error against float64 as well.
       seed: of the random inputs.
       hardware: a `Hardware`, a profile or the path of a TOML file.
+      folder: where relative paths of kernels begin; the working directory by default.
+        It is no part of what makes the study this one.
 
     Raises:
       KernelError, ShapeError: for what is none of this, naming it.
@@ -82,16 +80,21 @@ class Study:
     kernel: str | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    do: str = "time"
+    do: Step = "time"
     seed: int = 0
     hardware: Hardware | str = "default"
+    folder: str = ""
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        if not isinstance(value_of("name", self.name), str) or not self.name:
-            raise errors.KernelError("name is text", got=shown(self.name))
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise errors.KernelError("name is printable text", got=shown(self.name))
+        if not 1 <= len(self.name) <= 1_000:
+            raise errors.KernelError(
+                "name is text", got=shown(self.name), allowed="1 to 1,000 letters"
+            )
         if self.kernel is not None and not isinstance(self.kernel, str):
             raise errors.KernelError(
                 "kernel is a name",
@@ -99,7 +102,7 @@ class Study:
                 remedy="Give several as an axis: kernel = [...] among the axes",
             )
         if self.do not in STEPS:
-            refuse_unknown("`do`", self.do, STEPS)
+            raise unknown(f"`do` has no {shown(self.do)}", self.do, STEPS)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise errors.ShapeError("seed is a whole number", got=shown(self.seed))
         if not 0 <= self.seed < 2**63:
@@ -125,71 +128,24 @@ class Study:
             )  # fmt: skip
         for name in (*self.axes, *self.sizes):
             if "." in name:
-                _hardware_field(name)
+                _check_hardware_field(name)
         self._hardware_names()  # every one is read, and refused, now
         for _ in self.points():  # and every hardware field checked
             pass
-
-    @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Study:
-        """Read a study; see docs/studies.md. No code is run: kernels are shipped ones.
-
-        Raises:
-          KernelError: for a file that cannot be read or is no TOML, and for an unknown
-            key, with the nearest one.
-          ShapeError: for a value out of range. All name the file.
-        """
-        source = _read(path)
-        tables = source.tables()
-        for key in tables:
-            with source.errors_at(key):
-                if key not in _TOML_KEYS:
-                    refuse_unknown("a study", key, _TOML_KEYS)
-        with source.errors_at("hardware"):
-            on = tables.get("hardware", "default")
-            if isinstance(on, str) and on not in Hardware.profiles():
-                beside = Path(path).parent / on
-                if on.endswith(".toml") or os.sep in on:
-                    on = str(beside)
-                tables["hardware"] = on
-        with source.errors_at():
-            tables.setdefault("name", Path(path).stem)
-            tables.setdefault("axes", {})
-            found = cls(**tables)
-            for kernel in found.kernel_names:
-                if ":" in kernel or kernel.endswith(".py"):
-                    raise errors.KernelError(
-                        "a study in TOML runs no files of code",
-                        got=f"the kernel {shown(kernel)}",
-                        allowed="kernels that `kbjax kernels` lists",
-                        remedy="Write the study in Python: study = Study(...)",
-                    )
-            return found
-
-    @classmethod
-    def from_python(cls, path: str | os.PathLike[str]) -> Study:
-        """Run a Python file, and take the `study` that it defines.
-
-        Raises:
-          KernelError: where it cannot be read, or defines none.
-        """
-        try:
-            names = runpy.run_path(os.fspath(path), run_name="kbjax_study")
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            raise errors.KernelError(f"cannot read {path}: {error}") from error
-        found = names.get("study")
-        if not isinstance(found, cls):
-            raise errors.KernelError(
-                f"{path} defines no study",
-                got=shown(found),
-                remedy="Write study = kbjax.study.Study(...)",
-            )
-        return found
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
         """The kernels that it sweeps."""
         return self.axes.get("kernel") or (str(self.kernel),)
+
+    def located(self, kernel: str) -> str:
+        """The kernel with the path of its file, where it has one, from the root."""
+        path, colon, function = kernel.rpartition(":")
+        return (
+            f"{os.path.abspath(os.path.join(self.folder, path))}:{function}"
+            if (colon and path.endswith(".py"))
+            else kernel
+        )
 
     def points(self) -> Iterator[Point]:
         """Every point, in order."""
@@ -205,7 +161,7 @@ class Study:
             if on is not None:
                 parameters["hardware"] = on
             yield Point(
-                number, parameters, self.do, self.seed, kernel, sizes,
+                number, parameters, self.do, self.seed, self.located(kernel), sizes,
                 _with_fields(hardware[on], fields),
             )  # fmt: skip
 
@@ -254,7 +210,9 @@ class Study:
                 raise errors.KernelError("a kernel is text", got=shown(kernel))
         for kernel in self.kernels:
             if kernel not in self.kernel_names:
-                refuse_unknown("the study", kernel, self.kernel_names)
+                raise unknown(
+                    f"the study has no {shown(kernel)}", kernel, self.kernel_names
+                )
         for name in (
             *self.axes,
             *self.sizes,
@@ -269,18 +227,6 @@ class Study:
                 raise errors.KernelError(
                     f"{shown(name)} is given twice", allowed="an axis, or a size"
                 )
-
-
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What two studies, as `Study.to_dict` gives them, differ in, one line each."""
-    found = []
-    for key in dict.fromkeys((*there, *here)):
-        old, new = there.get(key), here.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += [f"{key}.{line}" for line in differences(old, new)]
-        elif canonical(old) != canonical(new):
-            found.append(f"{key}: {shown(old)} there, {shown(new)} here")
-    return found
 
 
 def _sizes(what: str, given: object) -> dict[str, Any]:
@@ -301,19 +247,16 @@ def _dotted(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _hardware_field(name: str) -> study_axes.Any:
-    """What the hardware field `name` takes."""
+def _check_hardware_field(name: str) -> None:
+    """Refuse a ``unit.field`` that hardware does not have, or that is a table."""
     unit, _, key = name.partition(".")
-    units = {one.name: one for one in dataclasses.fields(Hardware)}
+    units = {one.name: one.default for one in dataclasses.fields(Hardware)}
     if unit not in units:
-        refuse_unknown("hardware", unit, units)
-    fields = {
-        one.name: one.metadata["allowed"] for one in dataclasses.fields(units[unit].default)  # type: ignore[arg-type]  # noqa: E501
-        if not isinstance(one.metadata["allowed"], Table)
-    }  # fmt: skip
-    if key not in fields:
-        refuse_unknown(unit, key, fields)
-    return fields[key]
+        raise unknown(f"hardware has no {shown(unit)}", unit, units)
+    fields = dataclasses.fields(cast(Any, units[unit]))
+    known = [f.name for f in fields if not isinstance(f.metadata["allowed"], Table)]
+    if key not in known:
+        raise unknown(f"{unit} has no {shown(key)}", key, known)
 
 
 def _with_fields(hardware: Hardware, fields: Mapping[str, Any]) -> Hardware:
@@ -322,19 +265,3 @@ def _with_fields(hardware: Hardware, fields: Mapping[str, Any]) -> Hardware:
         changed = dataclasses.replace(getattr(hardware, unit), **{key: value})
         hardware = dataclasses.replace(hardware, **{unit: changed})
     return hardware
-
-
-def _read(path: str | os.PathLike[str]) -> Source:
-    try:
-        return Source(str(path), Path(path).read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        reason = f"it is not UTF-8 text: {error.reason} at byte {error.start}"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:  # a NUL in the path
-        reason = str(error)
-    raise errors.KernelError(
-        f"cannot read the study {str(path)!r}: {reason}",
-        allowed="a TOML file, or a Python file that defines `study`",
-        remedy="docs/studies.md has one to start from",
-    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from kbjax import errors
-from kbjax.names import nearest, shown
+from kbjax.names import shown, unknown
 
 MOST_VALUES = 100_000  # of one axis, and points of a study
 _RANGE = ("from", "to", "step", "factor")
@@ -71,16 +71,6 @@ def value_of(name: str, value: object) -> int | float | bool | str:
     )
 
 
-def refuse_unknown(what: str, key: object, known: Iterable[str]) -> NoReturn:
-    """Raise the KernelError of a key that is none of `known`, with the nearest."""
-    known = list(known)
-    raise errors.KernelError(
-        f"{what} has no {shown(key)}",
-        allowed=", ".join(known),
-        remedy=f"The nearest is {nearest(str(key), known)}",
-    )
-
-
 def canonical(value: object) -> str:
     """JSON that is the same for equal values: keys sorted, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -89,7 +79,7 @@ def canonical(value: object) -> str:
 def _stepped(name: str, given: Mapping[Any, Any]) -> list[int | float]:
     for key in given:
         if key not in _RANGE:
-            refuse_unknown(f"the axis {name}", key, _RANGE)
+            raise unknown(f"the axis {name} has no {shown(key)}", key, _RANGE)
     by = [key for key in ("step", "factor") if key in given]
     if len(by) != 1 or "from" not in given or "to" not in given:
         _refuse(f"the axis {name} is no range", ", ".join(map(str, given)), _FORMS)
@@ -103,14 +93,22 @@ def _stepped(name: str, given: Mapping[Any, Any]) -> list[int | float]:
         count = math.floor((last - first) / stride + 1e-9) + 1
         if count > MOST_VALUES:
             _refuse_many(name, count)
-        return [first + n * stride for n in range(count)]
+        return _whole(first, [first + n * stride for n in range(count)])
     if stride <= 1 or first <= 0:
         _refuse_stride(name, "factor", stride, "> 1, from a number > 0")
     found: list[int | float] = []
     while first <= last and len(found) <= MOST_VALUES:
         found.append(first)
         first = first * stride
-    return found
+    return _whole(given["from"], found)
+
+
+def _whole(first: int | float, found: list[int | float]) -> list[int | float]:
+    """From an integer on, whole values as integers: a step or factor of 1.5 gives sizes
+    where it can."""
+    if not isinstance(first, int):
+        return found
+    return [int(value) if value == int(value) else value for value in found]
 
 
 def _is_number(value: object) -> bool:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import time
 import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from kbjax import errors
+from kbjax import errors, study_versions
 from kbjax.study import Point
 
 _MOST_TEXT = 20_000  # characters of a reason
-_PACKAGES = ("kbjax", "jax", "jaxlib", "numpy")
 
 
 def measure(point: Point) -> dict[str, Any]:
@@ -26,13 +23,14 @@ def measure(point: Point) -> dict[str, Any]:
     """
     start, began = time.perf_counter(), time.time()
     row: dict[str, Any] = {"status": "done", "started_at": began}
+    versions = study_versions.here(point.kernel)  # before the file may change
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             _measure(point, row)
         except errors.KbjaxError as error:
             row |= _ended("failed", error)
-        except Exception as error:
+        except BaseException as error:  # a kernel's own sys.exit() ends no study
             row |= _ended("error", error)
             if frames := traceback.extract_tb(error.__traceback__):
                 file, line = frames[-1].filename, frames[-1].lineno
@@ -40,7 +38,7 @@ def measure(point: Point) -> dict[str, Any]:
     notes = dict.fromkeys(str(one.message) for one in caught)
     row["notes"] = "\n".join(notes)[:_MOST_TEXT] or None
     row["wall_s"] = time.perf_counter() - start
-    row["versions"] = _versions()
+    row["versions"] = versions
     return row
 
 
@@ -51,16 +49,16 @@ def check(sizes: Mapping[str, tuple[str, ...]]) -> None:
       sizes: kernel -> the names of the sizes that a study gives it.
 
     Raises:
-      KernelError: naming the first, with the nearest.
+      KernelError: naming the first, with the nearest; for what a user's file raises
+        when it is run, naming its line.
     """
-    from kbjax import catalogue
-    from kbjax.study_axes import refuse_unknown
+    from kbjax import catalogue, user_files
 
     for kernel, names in sizes.items():
-        known = catalogue.sizes_of(kernel)
-        for name in names:
-            if name not in known:
-                refuse_unknown(kernel, name, known or ["size at all"])
+        try:
+            catalogue.check_sizes(kernel, names)
+        except (Exception, SystemExit) as error:  # of a user's file, as it is run
+            raise user_files.raised(error) or error from error
 
 
 def _measure(point: Point, row: dict[str, Any]) -> None:
@@ -78,11 +76,6 @@ def _measure(point: Point, row: dict[str, Any]) -> None:
     row["fit"] = plan.verdict
     if plan.overflow is not None:
         raise plan.overflow
-    if not plan.fits:
-        raise errors.KernelError(
-            "scratch overflow", got=f"{plan.peak_scratch_bytes:,} B",
-            allowed=f"{plan.budget_bytes:,} B",
-        )  # fmt: skip
     if point.do == "plan":
         return
     summary = case.call.op_log(*case.inputs.specs).summary()
@@ -108,16 +101,6 @@ def _measure(point: Point, row: dict[str, Any]) -> None:
     }
 
 
-def _ended(status: str, error: Exception) -> dict[str, Any]:
+def _ended(status: str, error: BaseException) -> dict[str, Any]:
     text = str(error)[:_MOST_TEXT]
     return {"status": status, "reason_kind": type(error).__name__, "reason": text}
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a clone
-            found[package] = "not installed"
-    return found

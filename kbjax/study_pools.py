@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.resource_tracker
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from kbjax import errors
+from kbjax import errors, extras
+
+NO_WORKER_S = 60.0  # of a cluster, until a study ends
+_ASK_S = 2.0  # between two looks at a cluster
 
 
 class Pool(Protocol):
@@ -27,6 +31,9 @@ class Pool(Protocol):
 
     def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
         """Start one."""
+
+    def check(self) -> None:
+        """Raise a KbjaxError where what was started can never end."""
 
     def stop(self) -> None:
         """End, whatever still runs."""
@@ -48,7 +55,11 @@ class Processes:
             executor = self._free.pop() if self._free else _executor()
         before = set(multiprocessing.active_children())
         with _no_signals():  # a child starts with those of its parent
-            future = executor.submit(work, argument)
+            try:
+                future = executor.submit(work, argument)
+            except BrokenProcessPool:  # killed when it had nothing to do
+                executor = _executor()
+                future = executor.submit(work, argument)
         self._children += set(multiprocessing.active_children()) - before
 
         def ended(done: Future[Any]) -> None:
@@ -61,6 +72,9 @@ class Processes:
 
         future.add_done_callback(ended)
         return future
+
+    def check(self) -> None:
+        """Nothing: a process that ends breaks the call that it had."""
 
     def stop(self) -> None:
         """Kill the processes: what they compute is not recorded."""
@@ -85,13 +99,7 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        try:
-            distributed = importlib.import_module("distributed")
-        except ImportError as error:
-            raise errors.KbjaxError(
-                "a cluster needs distributed, which is not installed",
-                remedy="Run pip install 'kbjax[cluster]'",
-            ) from error
+        distributed = extras.module("distributed", extra="cluster", use="a cluster")
         try:
             self._client = distributed.Client(
                 address, timeout="15s", set_as_default=False
@@ -111,10 +119,40 @@ class Cluster:
                 remedy=f"Start some: dask worker {address}",
             )
         self._executor = self._client.get_executor(pure=False, retries=0)
+        self._address = address
+        self._asked_s = self._manned_s = time.monotonic()
 
     def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
-        """Start `work(argument)` on a worker."""
-        return self._executor.submit(work, argument)
+        """Start `work(argument)` on a worker.
+
+        Raises:
+          KbjaxError: where the cluster is gone.
+        """
+        try:
+            return self._executor.submit(work, argument)
+        except Exception as error:  # of several libraries
+            raise lost_cluster(f"{type(error).__name__}: {error}") from error
+
+    def check(self) -> None:
+        """Refuse a cluster that is gone, or has had no worker for a while: Dask itself
+        would wait for another one for ever.
+
+        Raises:
+          KbjaxError: saying which.
+        """
+        now = time.monotonic()
+        if now - self._asked_s < _ASK_S:
+            return
+        self._asked_s = now
+        if self._client.status != "running":
+            raise lost_cluster(f"the connection to {self._address} is lost")
+        with contextlib.suppress(Exception):  # of several libraries: as good as none
+            if self._client.scheduler_info(n_workers=1)["workers"]:
+                self._manned_s = now
+        if now - self._manned_s > NO_WORKER_S:
+            raise lost_cluster(
+                f"it has had no worker for {now - self._manned_s:.0f} seconds"
+            )
 
     def stop(self) -> None:
         """Cancel what waits, and leave the cluster; it goes on without this process."""
@@ -122,6 +160,16 @@ class Cluster:
             self._executor.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(Exception):
             self._client.close(timeout=5)
+
+
+def lost_cluster(why: str) -> errors.KbjaxError:
+    """The refusal to wait for a cluster that will not answer."""
+    return errors.KbjaxError(
+        "the Dask cluster gave up the study",
+        got=why,
+        remedy="What was recorded is kept; start the scheduler and its workers, and "
+        "run the same command again to resume",
+    )
 
 
 def _executor() -> Executor:

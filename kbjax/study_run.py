@@ -7,15 +7,17 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from kbjax import errors, study_point, study_store
+from kbjax import errors, study_point, study_store, study_versions
+from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
-from kbjax.study_pools import Cluster, Pool, Processes
+from kbjax.study_pools import Cluster, Pool, Processes, lost_cluster
 from kbjax.study_store import Store
 from kbjax.study_table import StudyTable
 
@@ -73,39 +75,62 @@ def run(
       KbjaxError: for a kernel or size that there is none of, a file that cannot be
         written or is of another study, a cluster that is not there.
       InterruptedStudyError: after SIGINT or SIGTERM.
+
+    Warns:
+      StudyVersionsWarning: where the file has rows of other versions, or of other code
+        of kbjax or of the kernel; they are kept.
     """
     path = os.fspath(path)
-    study_store.open_problem(path, study)
-    if os.path.exists(path) and os.path.getsize(path):
-        store: Store | None = Store(path, study)
-        assert store is not None
-        if options.retry_failed:
-            store.retry()
-        counts = store.counts()
-        if not counts["pending"] and not counts["running"]:
-            try:
+    study_store.check_usable(path, study)
+    if _is_there(path):
+        with contextlib.closing(Store(path, study)) as store:
+            if options.retry_failed:
+                store.retry()
+            counts = store.counts()
+            if options.scheduler is None:
+                _warn_of_others(study, store.table())
+            if not counts["pending"] and not counts["running"]:
                 return store.table()
-            finally:
-                store.close()
-    else:
-        store = None
     with _signals() as stop:
         pool = _pool(study, options)
         try:
-            _checked(study, pool, stop)
-            store = store or Store(path, study)
-            if not stop:
+            _check_points(study, pool, stop)
+            with _opened(study, path) as store:
                 _work(study, store, pool, stop, seen)
         finally:
             pool.stop()
-            if store is not None:
-                with contextlib.suppress(errors.KbjaxError):  # the first error counts
-                    store.release()
-                store.close()
-    table = study_store.read(path)
+    with contextlib.closing(Store(path, study)) as store:
+        table = store.table()  # whose end leaves one file: a mere reader may not
     if stop:
         raise InterruptedStudyError(table, stop[0])
     return table
+
+
+def _warn_of_others(study: Study, table: StudyTable) -> None:
+    now = {k: study_versions.here(study.located(k)) for k in study.kernel_names}
+    if lines := study_versions.changed(table.rows, now):
+        warnings.warn(
+            f"{table.path} has rows that were done with something else: "
+            f"{'; '.join(lines)}. They are kept; to do all points again, give another "
+            "path, or remove the file",
+            study_versions.StudyVersionsWarning,
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def _opened(study: Study, path: str) -> Iterator[Store]:
+    """The file, made where there is none; at the end, points not done are free."""
+    with contextlib.closing(Store(path, study)) as store:
+        try:
+            yield store
+        finally:
+            with contextlib.suppress(errors.KbjaxError):  # the first error counts
+                store.release()
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 def _pool(study: Study, options: Options) -> Pool:
@@ -113,13 +138,13 @@ def _pool(study: Study, options: Options) -> Pool:
         return Cluster(options.scheduler)
     jobs = options.jobs
     if jobs is None:
-        jobs = 1 if study.do == "run" else len(os.sched_getaffinity(0))
+        jobs = 1 if study.do == "run" else usable_cores()
     if jobs < 1:
         raise errors.ShapeError("jobs is a positive integer", got=jobs)
     return Processes(min(jobs, len(study)))
 
 
-def _checked(study: Study, pool: Pool, stop: list[int]) -> None:
+def _check_points(study: Study, pool: Pool, stop: list[int]) -> None:
     """Refuse unknown kernels and sizes: a worker knows, for it has JAX."""
     names: dict[str, dict[str, None]] = {}
     for point in study.points():
@@ -130,6 +155,9 @@ def _checked(study: Study, pool: Pool, stop: list[int]) -> None:
     while not wait([future], timeout=_TICK_S).done:
         if stop:
             return
+        pool.check()
+    if future.cancelled():
+        raise lost_cluster("its scheduler ended")
     try:
         future.result()
     except BrokenProcessPool as error:
@@ -157,14 +185,17 @@ def _work(
             left = claim is not None
             if claim is not None:
                 flying[pool.submit(study_point.measure, points[claim[0]])] = claim
-        if not flying and not store.others():
+        if not flying and not store.others_run():
             if store.counts()["pending"]:
                 continue  # given back in between
             return
         done = wait(flying, timeout=_TICK_S, return_when=FIRST_COMPLETED).done
         if not flying:
             time.sleep(_TICK_S)  # for points that another process has
+        pool.check()
         for future in done:
+            if future.cancelled():
+                raise lost_cluster("its scheduler ended")
             claim = flying.pop(future)
             store.finish(claim, _row(future, points[claim[0]]))
         if time.monotonic() - beaten > _BEAT_S:
@@ -174,16 +205,16 @@ def _work(
 
 
 def _row(future: Future[Any], point: Point) -> dict[str, Any]:
-    try:
+    error = future.exception()
+    if error is None:
         row = dict(future.result())
-    except BaseException as error:  # the worker was killed, or its row lost
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    else:  # the worker was killed, or its row lost; never an exit of this process
         why = str(error)
         if isinstance(error, BrokenProcessPool):
-            why = "the worker process was killed, by the system for its memory perhaps"
+            why = "the worker process ended: killed, by the system for its memory "
+            why += "perhaps, or by the kernel itself"
         row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
-    return {**row, "seed": point.sizes.get("seed", point.seed)}
+    return {**row, "seed": point.seed}
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""The results file of a study: one SQLite database, a row a point.
+"""Who does which point: claims on the rows of a study's results file.
 
 Several processes may work on one file: a point is claimed in a transaction, and
-recorded only by who holds the claim. Reading needs no lock (WAL). A file is looked at
-before anything in it is believed: it must have this module's tables and no others.
+recorded only by who holds the claim. Reading needs no lock (WAL).
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kbjax import errors, output, study_file, study_owner
+from kbjax import errors, output, study_owner, study_schema
 from kbjax.study import Study
+from kbjax.study_row import FIGURES
 from kbjax.study_table import StudyTable
 
 
@@ -32,29 +32,30 @@ class Store:
     """
 
     def __init__(self, path: str, study: Study) -> None:
-        self.path, self.owner = path, study_owner.me()
+        self.path = path
         self._numbers = range(len(study))
-        with study_file.refusals(path):
-            self._db = study_file.opened(path)
+        with study_schema.refusals(path):
+            self._db = study_schema.opened(path)
             try:
                 self._begin(study)
             except BaseException:
                 self._db.close()
                 raise
+        self.owner = study_owner.enter()
 
     def _begin(self, study: Study) -> None:
         """Make the tables and all points, in one transaction, or find them there."""
-        if study_file.has_tables(self._db, self.path):
-            study_file.refuse_another(self._db, self.path, study)
-        study_file.use_wal(self._db, self.path)
+        if study_schema.has_tables(self._db, self.path):
+            study_schema.refuse_another(self._db, self.path, study)
+        study_schema.use_wal(self._db, self.path)
         with self._transaction():
-            if study_file.has_tables(self._db, self.path):  # another writer was first
-                study_file.refuse_another(self._db, self.path, study)
+            if study_schema.has_tables(self._db, self.path):  # another writer was first
+                study_schema.refuse_another(self._db, self.path, study)
                 return
-            self._db.execute(f"PRAGMA application_id = {study_file.APPLICATION_ID}")
-            self._db.execute(f"PRAGMA user_version = {study_file.SCHEMA_VERSION}")
-            self._db.execute(study_file.META)
-            self._db.execute(study_file.POINTS)
+            self._db.execute(f"PRAGMA application_id = {study_schema.APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version = {study_schema.SCHEMA_VERSION}")
+            self._db.execute(study_schema.META)
+            self._db.execute(study_schema.POINTS)
             self._db.execute(
                 "INSERT INTO meta VALUES ('study', ?)", (json.dumps(study.to_dict()),)
             )
@@ -67,7 +68,7 @@ class Store:
     def claim(self) -> tuple[int, int] | None:
         """The next point that nobody has done or runs, and which attempt at it this is;
         None where there is none now. One whose owner is gone is taken over."""
-        with study_file.refusals(self.path), self._transaction():
+        with study_schema.refusals(self.path), self._transaction():
             found = self._db.execute(
                 "SELECT number FROM points WHERE status = 'pending' "
                 "ORDER BY number LIMIT 1"
@@ -103,13 +104,11 @@ class Store:
     def finish(self, claim: tuple[int, int], row: Mapping[str, Any]) -> bool:
         """Record a point. False where the claim was lost meanwhile, and nothing is
         recorded: whoever took it over does it."""
-        cells = {
-            n: study_file.storable(v) for n, v in row.items() if n in study_file.FIGURES
-        }
+        cells = {n: study_schema.storable(v) for n, v in row.items() if n in FIGURES}
         cells |= {"status": row["status"], "finished_at": time.time()}
         cells["versions"] = json.dumps(row.get("versions", {}), sort_keys=True)
         names = ", ".join(f"{name} = ?" for name in cells)
-        with study_file.refusals(self.path), self._transaction():
+        with study_schema.refusals(self.path), self._transaction():
             done = self._db.execute(
                 f"UPDATE points SET {names}, owner = NULL, heartbeat = NULL "
                 "WHERE number = ? AND attempts = ? AND owner = ? "
@@ -119,16 +118,16 @@ class Store:
             return done.rowcount == 1
 
     def beat(self) -> None:
-        """Say that this process still runs its points."""
-        with study_file.refusals(self.path), self._transaction():
+        """Say that this owner still runs its points."""
+        with study_schema.refusals(self.path), self._transaction():
             self._db.execute(
                 "UPDATE points SET heartbeat = ? WHERE owner = ?",
                 (time.time(), self.owner),
             )
 
     def release(self) -> None:
-        """Give back the points that this process has claimed and not finished."""
-        with study_file.refusals(self.path), self._transaction():
+        """Give back the points that it has claimed and not finished."""
+        with study_schema.refusals(self.path), self._transaction():
             self._db.execute(
                 "UPDATE points SET status = 'pending', owner = NULL, heartbeat = NULL "
                 "WHERE owner = ? AND status = 'running'",
@@ -137,40 +136,38 @@ class Store:
 
     def retry(self) -> int:
         """Make what failed pending again; how many points that are."""
-        blank = ", ".join(
-            f"{name} = NULL" for name in study_file.FIGURES if name != "seed"
-        )
-        with study_file.refusals(self.path), self._transaction():
+        blank = ", ".join(f"{name} = NULL" for name in FIGURES if name != "seed")
+        with study_schema.refusals(self.path), self._transaction():
             return self._db.execute(
-                f"UPDATE points SET status = 'pending', {blank} "
+                f"UPDATE points SET status = 'pending', versions = NULL, {blank} "
                 "WHERE status IN ('failed', 'error')"
             ).rowcount
 
     def counts(self) -> dict[str, int]:
         """Status -> points."""
-        with study_file.refusals(self.path):
+        with study_schema.refusals(self.path):
             found = self._db.execute(
                 "SELECT status, count(*) FROM points GROUP BY status"
             ).fetchall()
-        return {**dict.fromkeys(study_file.STATUSES, 0), **dict(found)}
+        return {**dict.fromkeys(study_schema.STATUSES, 0), **dict(found)}
 
-    def others(self) -> list[str]:
-        """The owners of points that other processes run."""
-        with study_file.refusals(self.path):
+    def others_run(self) -> bool:
+        """Whether others run points of it."""
+        with study_schema.refusals(self.path):
             found = self._db.execute(
-                "SELECT DISTINCT owner FROM points WHERE status = 'running' "
-                "AND owner <> ?",
+                "SELECT 1 FROM points WHERE status = 'running' AND owner <> ? LIMIT 1",
                 (self.owner,),
-            ).fetchall()
-        return [owner for (owner,) in found]
+            ).fetchone()
+        return found is not None
 
     def table(self) -> StudyTable:
         """What is there now."""
-        with study_file.refusals(self.path):
-            return study_file.table_of(self._db, self.path)
+        with study_schema.refusals(self.path):
+            return study_schema.table_of(self._db, self.path)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What it claims and has not finished is free to others."""
+        study_owner.leave(self.owner)
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
@@ -197,8 +194,8 @@ def read(path: str | os.PathLike[str]) -> StudyTable:
         raise errors.KbjaxError(
             f"there is no results file {path}", remedy="Run the study first"
         )
-    with study_file.refusals(path, "read"):
-        db = study_file.connected(path, "mode=ro")
+    with study_schema.refusals(path, "read"):
+        db = study_schema.connected(path, "mode=ro")
         try:
             try:
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -207,15 +204,15 @@ def read(path: str | os.PathLike[str]) -> StudyTable:
                 if os.path.exists(path + "-wal"):
                     raise
                 db.close()
-                db = study_file.connected(path, "immutable=1")
-            if not study_file.has_tables(db, path):
-                raise study_file.no_results(path, "it has no tables")
-            return study_file.table_of(db, path)
+                db = study_schema.connected(path, "immutable=1")
+            if not study_schema.has_tables(db, path):
+                raise study_schema.no_results(path, "it has no tables")
+            return study_schema.table_of(db, path)
         finally:
             db.close()
 
 
-def open_problem(path: str, study: Study) -> None:
+def check_usable(path: str, study: Study) -> None:
     """Refuse a results file that could not be used, before any work; make nothing.
 
     Raises:
@@ -228,11 +225,11 @@ def open_problem(path: str, study: Study) -> None:
             raise errors.KbjaxError(
                 f"cannot write {path}: it is no file", remedy="Give a file's path"
             )
-        with study_file.refusals(path), contextlib.suppress(FileNotFoundError):
-            db = study_file.connected(path, "mode=rw")
+        with study_schema.refusals(path), contextlib.suppress(FileNotFoundError):
+            db = study_schema.connected(path, "mode=rw")
             try:
-                if study_file.has_tables(db, path):
-                    study_file.refuse_another(db, path, study)
+                if study_schema.has_tables(db, path):
+                    study_schema.refuse_another(db, path, study)
                 db.execute("BEGIN IMMEDIATE")  # refused where it is read-only
                 db.execute("ROLLBACK")
             finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import html
-import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kbjax import errors, output
+from kbjax import extras, output
+from kbjax.names import printable
+from kbjax.study_row import StudyRow, column_of, columns
+from kbjax.study_versions import mixed
 
 SCHEMA_VERSION = 1
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
+# What makes a cell of text a formula; the wide ones do in spreadsheets of East Asia.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _SHORT = {
     "peak_scratch_bytes": "peak, B", "budget_bytes": "budget, B",
     "total_ns": "latency, ns", "dma_utilisation": "dma", "gemm_utilisation": "gemm",
@@ -30,24 +33,31 @@ class StudyTable:
 
     Attributes:
       study: as `Study.to_dict` gives it.
-      rows: a mapping a point, in the study's order: `number`, the parameters, then the
-        columns of docs/studies.md. What is not known (yet) is None.
+      rows: a point each, in the study's order.
       path: of the results file.
     """
 
     study: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[StudyRow]
     path: str = ""
 
     def columns(self) -> dict[str, list[Any]]:
-        """Column -> its cells, in the rows' order."""
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        return {name: [row.get(name) for row in self.rows] for name in names}
+        """Column -> its cells, in the rows' order; the columns are those of
+        docs/studies.md, and a parameter that has the name of one is ``size.NAME``."""
+        return columns(self.rows, self.study["axes"])
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows flat: a mapping of `columns` to cells each."""
+        found = self.columns()
+        return [
+            dict(zip(found, cells, strict=True))
+            for cells in zip(*found.values(), strict=True)
+        ]
 
     @property
     def counts(self) -> dict[str, int]:
         """Status -> how many points have it."""
-        found = Counter(row["status"] for row in self.rows)
+        found = Counter(row.status for row in self.rows)
         order = ("done", "failed", "error", "running", "pending")
         return {status: found[status] for status in order}
 
@@ -60,8 +70,8 @@ class StudyTable:
     def is_good(self) -> bool:
         """Whether every point is done, its numbers right, or does not fit."""
         return all(
-            (row["status"] == "done" and row.get("verdict") != "fail")
-            or (row["status"] == "failed" and overflowed(row))
+            (row.status == "done" and row.figures["verdict"] != "fail")
+            or (row.status == "failed" and row.overflowed)
             for row in self.rows
         )
 
@@ -70,20 +80,26 @@ class StudyTable:
         """How much of it there is, as ``4 of 6 points``."""
         return f"{self.finished:,} of {len(self.rows):,} points"
 
+    @property
+    def mixed_versions(self) -> list[str]:
+        """What rows of one kernel were done with different ones of, a line each; none
+        where all rows may be compared."""
+        return mixed(self.rows)
+
     def short(self) -> tuple[list[str], list[list[str]]]:
         """The header and cells for people: what varies, and figures that are there."""
-        columns = self.columns()
-        axes = [name for name in columns if name in self.study["axes"]]
-        there = [n for n in _SHORT if any(c is not None for c in columns.get(n, []))]
+        axes = list(self.study["axes"])
+        there = [n for n in _SHORT if any(r.figures[n] is not None for r in self.rows)]
         rows = [
             [
-                *(shown(row[name]) for name in axes),
-                "overflow" if overflowed(row) else str(row["status"]),
-                *(_figure(name, row[name]) for name in there),
+                *(shown(row.parameters[name]) for name in axes),
+                row.shown_status,
+                *(_figure(name, row.figures[name]) for name in there),
             ]
             for row in self.rows
         ]
-        return [*axes, "status", *(_SHORT[name] for name in there)], rows
+        names = (*map(column_of, axes), "status", *(_SHORT[name] for name in there))
+        return list(names), rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, with `schema_version`."""
@@ -92,7 +108,8 @@ class StudyTable:
             "path": self.path,
             "study": dict(self.study),
             "counts": self.counts,
-            "rows": [dict(row) for row in self.rows],
+            "mixed_versions": self.mixed_versions,
+            "rows": self.records(),
         }
 
     def to_json(self, target: output.Target) -> None:
@@ -122,14 +139,8 @@ class StudyTable:
         Raises:
           KbjaxError: without pyarrow, and what `to_json` does.
         """
-        try:
-            arrow = importlib.import_module("pyarrow")
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise errors.KbjaxError(
-                "Parquet needs pyarrow, which is not installed",
-                remedy="Run pip install 'kbjax[parquet]'",
-            ) from error
+        arrow = extras.module("pyarrow", extra="parquet", use="Parquet")
+        parquet = extras.module("pyarrow.parquet", extra="parquet", use="Parquet")
         arrays = {n: _array(arrow, cells) for n, cells in self.columns().items()}
         about = {"schema_version": str(SCHEMA_VERSION), "study": json.dumps(self.study)}
         table = arrow.table(arrays).replace_schema_metadata(about)
@@ -145,11 +156,6 @@ class StudyTable:
         )
         caption = html.escape(f"{printable(self.study['name'])}: {self.progress}")
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
-
-
-def overflowed(row: Mapping[str, Any]) -> bool:
-    """Whether the point does not fit the scratch."""
-    return row.get("fit") == "does not fit"
 
 
 def shown(cell: object) -> str:
@@ -171,15 +177,12 @@ def _figure(name: str, cell: Any) -> str:
     return shown(cell)
 
 
-def printable(text: str) -> str:
-    """`text` with what moves a cursor or changes a colour as its escape."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def _cell(cell: object) -> object:
     if isinstance(cell, bool):
         return str(cell).lower()
-    if isinstance(cell, str) and cell.startswith(_FORMULA):
+    if isinstance(cell, str) and (
+        cell.startswith(("\t", "\r")) or cell.lstrip().startswith(_FORMULA)
+    ):
         return "'" + cell
     return cell
 

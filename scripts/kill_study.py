@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kbjax import study_store
+from kbjax.study_row import StudyRow
 
 STUDY = """\
 name = "killed"
@@ -37,7 +38,7 @@ dim = 16
 tile = [16, 32, 48, 64]
 context = {{from = 64, to = {last}, step = 64}}
 """
-_SAME = ("status", "peak_scratch_bytes", "budget_bytes", "fit", "reason")
+_SAME = ("peak_scratch_bytes", "budget_bytes", "fit", "reason")
 
 
 def started(file: Path, results: Path, jobs: int) -> subprocess.Popen[bytes]:
@@ -50,7 +51,7 @@ def started(file: Path, results: Path, jobs: int) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def recorded(results: Path) -> dict[int, dict[str, Any]]:
+def recorded(results: Path) -> dict[int, StudyRow]:
     """The finished points by number."""
     if not results.exists() or not results.stat().st_size:
         return {}
@@ -60,8 +61,8 @@ def recorded(results: Path) -> dict[int, dict[str, Any]]:
         if "has no tables" in str(error):  # killed before they were made
             return {}
         raise
-    assert len({row["number"] for row in rows}) == len(rows)
-    return {r["number"]: dict(r) for r in rows if r["status"] in ("done", "failed")}
+    assert len({row.number for row in rows}) == len(rows)
+    return {row.number: row for row in rows if row.status in ("done", "failed")}
 
 
 def group_is_empty(group: int, within_s: float = 10) -> bool:
@@ -78,7 +79,7 @@ def group_is_empty(group: int, within_s: float = 10) -> bool:
 
 def kill_once(
     file: Path, results: Path, jobs: int, after_s: float
-) -> tuple[bool, dict[int, dict[str, Any]]]:
+) -> tuple[bool, dict[int, StudyRow]]:
     """Start, kill after a while; whether it was killed, and what is recorded then."""
     process = started(file, results, jobs)
     try:
@@ -112,7 +113,7 @@ def main(
         want = recorded(clean)
         assert len(want) == points // 4 * 4
         while done < kills:
-            results, known = folder / f"{studies}.sqlite", dict[int, dict[str, Any]]()
+            results, known = folder / f"{studies}.sqlite", dict[int, StudyRow]()
             while True:
                 after_s = rng.uniform(0.05, most_s) if done < kills else 600.0
                 killed, found = kill_once(file, results, jobs, after_s)
@@ -126,7 +127,10 @@ def main(
                 else:
                     break
             for number, row in want.items():
-                if any(known[number][name] != row[name] for name in _SAME):
+                got = known[number]
+                if got.status != row.status or any(
+                    got.figures[name] != row.figures[name] for name in _SAME
+                ):
                     raise SystemExit(f"point {number} has other figures")
             assert len(known) == len(want)
             studies += 1

@@ -32,7 +32,6 @@ from __future__ import annotations
 import bisect
 import csv
 import dataclasses
-import importlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, catalogue, errors, output
+from kbjax import cases, catalogue, errors, extras, output
 from kbjax.hardware import Hardware, named
 
 LEAST = 256
@@ -285,13 +284,7 @@ def figure_of(path: str) -> tuple[Any, str]:
             "a plot is written in the format that its file's name ends in", got=path,
             allowed=", ".join(f".{each}" for each in FORMATS),
         )  # fmt: skip
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a plot needs matplotlib, which is not installed",
-            remedy="Run pip install 'kbjax[plot]'",
-        ) from error
+    figures = extras.module("matplotlib.figure", extra="plot", use="a plot")
     return figures.Figure(figsize=(16, 5), layout="constrained"), kind
 
 

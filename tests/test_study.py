@@ -15,8 +15,17 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cli, errors, study_plots, study_run, study_store
-from kbjax.study import Study, differences
+from kbjax import (
+    cli,
+    errors,
+    study_plots,
+    study_run,
+    study_schema,
+    study_source,
+    study_store,
+)
+from kbjax.study import Study
+from kbjax.study_schema import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 SIX = {"name": "six", "kernel": "gqa_decode", "do": "plan",
@@ -91,7 +100,7 @@ def test_a_wrong_file_is_refused_and_names_it(
     (tmp_path / "evil.py").write_text("open('ran', 'w')", encoding="utf-8")
     file = toml(tmp_path / "s.toml", text)
     with pytest.raises(errors.KbjaxError, match=f"(?s){says}") as caught:
-        Study.from_toml(file)
+        study_source.from_toml(file)
     assert file in str(caught.value)
     result = invoke(file)
     assert result.exit_code == 1 and "Traceback" not in result.output
@@ -132,14 +141,21 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
     table = study_run.run(study, path, ONE)
     assert table.counts == {"done": 4, "failed": 2, "error": 0, "running": 0,
                             "pending": 0}  # fmt: skip
-    assert [row["context"] for row in table.rows] == [256, 512, 4096, 1024, 8192, 64]
-    failed = table.rows[2]
+    assert [row.parameters["context"] for row in table.rows] == [
+        256,
+        512,
+        4096,
+        1024,
+        8192,
+        64,
+    ]
+    failed = table.rows[2].figures
     assert failed["reason_kind"] == "ScratchOverflowError" and table.is_good
     assert failed["reason"].startswith("TLContext scratch overflow:")
     assert failed["peak_scratch_bytes"] > failed["budget_bytes"]
-    good = table.rows[0]
+    good, versions = table.rows[0].figures, table.rows[0].versions
     assert good["verdict"] == "pass" and 0 < good["error"] <= good["tolerance"]
-    assert good["jax_version"] and good["seed"] == 0 and good["wall_s"] > 0
+    assert versions["jax"] and good["seed"] == 0 and good["wall_s"] > 0
     assert study_run.run(study, path, ONE).rows == table.rows
     with pytest.raises(errors.KbjaxError, match=r"another study.*do: 'run' there"):
         study_run.run(six(kernel="flash_unscoped", do="plan", name=study.name,
@@ -150,10 +166,12 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
         getattr(table, f"to_{target[2:]}")(str(tmp_path / target))
     with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["context"]) for row in rows] == [r["context"] for r in table.rows]
+    assert [int(row["context"]) for row in rows] == [
+        r.parameters["context"] for r in table.rows
+    ]
     assert rows[2]["reason"] == failed["reason"]
     report = json.loads((tmp_path / "t.json").read_text("utf-8"))
-    assert report["schema_version"] and report["rows"] == [dict(r) for r in table.rows]
+    assert report["schema_version"] and report["rows"] == table.records()
     import pyarrow.parquet
 
     read = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pydict()
@@ -161,7 +179,7 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
 
     shown = invoke(str(path))
     assert shown.exit_code == 0 and "a [b]x[/b] =1" in shown.output  # no markup
-    assert "overflow" in shown.output and "r.sqlite" in shown.output
+    assert "does not fit" in shown.output and "r.sqlite" in shown.output
     assert "<b>" not in table._repr_html_()
     for kind in ("svg", "png"):
         study_plots.write(table, str(tmp_path / f"p.{kind}"))
@@ -257,6 +275,40 @@ def test_a_full_disk_loses_nothing(
         store.finish(claim, row)
     store.release()
     store.close()
+    assert study_run.run(six(), path, ONE).counts["done"] == 6
+
+
+def test_a_file_system_without_a_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network's: refused, and nothing is recorded there. SQLite's way to lock by
+    files has no shared memory, as such a file system has none."""
+    real, path = study_schema.connected, tmp_path / "r.sqlite"
+    monkeypatch.setattr(
+        study_schema, "connected", lambda p, query: real(p, query + "&vfs=unix-dotfile")
+    )
+    with pytest.raises(errors.KbjaxError, match=r"no write-ahead log.*local disk"):
+        study_run.run(six(), path, ONE)
+    assert path.stat().st_size == 0
+    monkeypatch.undo()
+    assert study_run.run(six(), path, ONE).counts["done"] == 6
+    assert os.listdir(tmp_path) == ["r.sqlite"]  # one file, as the page says
+
+
+def test_a_claim_of_this_process_that_was_not_given_back(tmp_path: Path) -> None:
+    """As where the disk was full: another run of the same process does the point, but
+    never one that is still worked on."""
+    path = str(tmp_path / "r.sqlite")
+    lost, other = study_store.Store(path, six()), study_store.Store(path, six())
+    assert lost.claim() == (0, 1) and other.claim() == (1, 1)
+    lost.release = lambda: None  # type: ignore[method-assign]
+    lost.close()
+    assert [other.claim() for _ in range(5)] == [(n, 1) for n in range(2, 6)] + [(0, 2)]
+    third = study_store.Store(path, six())
+    assert third.claim() is None and third.others_run()
+    third.release()
+    third.close()
+    other.close()
     assert study_run.run(six(), path, ONE).counts["done"] == 6
 
 

@@ -1,5 +1,4 @@
-"""Studies whose process is signalled or killed, that share a file, whose points raise,
-and that run on a cluster."""
+"""Studies that are signalled or killed, that share a file, and whose points raise."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kbjax import errors, study_plots, study_run, study_store
+from kbjax import errors, study_plots, study_pools, study_run, study_store
 from tests.test_study import ONE, ROOT, invoke, six, toml
 
 # A study of the user's own: its points sleep, so that there is time for a signal.
@@ -81,7 +80,7 @@ def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
         assert len(sheet.read_text("utf-8").splitlines()) >= 7
     table = study_store.read(results)
     assert table.counts["done"] == 3
-    before = [row for row in table.rows if row["status"] == "done"]
+    before = [row for row in table.rows if row.status == "done"]
     (tmp_path / "go").touch()
     process = started(file, "--csv", str(sheet))
     while process.poll() is None:
@@ -95,7 +94,7 @@ def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
     assert process.returncode == 0, told
     table = study_store.read(results)
     assert table.counts["done"] == 6 and list(table.rows[:3]) == before
-    assert [row["attempts"] for row in table.rows] == [1, 1, 1, 2, 1, 1]
+    assert [row.attempts for row in table.rows] == [1, 1, 1, 2, 1, 1]
 
 
 def test_two_writers_share_a_study(tmp_path: Path) -> None:
@@ -108,7 +107,7 @@ def test_two_writers_share_a_study(tmp_path: Path) -> None:
         assert process.returncode == 0, told
     table = study_store.read(tmp_path / "slow.sqlite")
     assert table.counts["done"] == 6
-    assert {row["attempts"] for row in table.rows} == {1}
+    assert {row.attempts for row in table.rows} == {1}
     assert sorted(map(int, log.read_text().split())) == [64, 128, 256, 512, 1024, 2048]
 
 
@@ -134,15 +133,42 @@ def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
     assert study_store.read(tmp_path / "slow.sqlite").counts["done"] == 6
 
 
-def test_a_dask_cluster(tmp_path: Path) -> None:
-    from distributed import LocalCluster
+@pytest.mark.parametrize(
+    "ends", ["sys.exit('bye [b]x[/b]')", "sys.exit(0)", "raise KeyboardInterrupt"]
+)
+def test_a_kernel_that_exits_is_a_row(ends: str, tmp_path: Path) -> None:
+    """Not the end of the study, with a status that says that all is well."""
+    file = slow(tmp_path, f"if context == 64: {ends}")
+    text = Path(file).read_text("utf-8")
+    toml(Path(file), text.replace("import time, os", "import time, os, sys"))
+    result = invoke(file, "--jobs", "1")
+    assert result.exit_code == 1 and "6 of 6 points" in result.output
+    table = study_store.read(tmp_path / "slow.sqlite")
+    assert [row.status for row in table.rows] == ["error"] + ["done"] * 5
+    kind = "KeyboardInterrupt" if "raise" in ends else "SystemExit"
+    assert table.rows[0].figures["reason_kind"] == kind
+    assert "slow.py:" in table.rows[0].figures["reason"]
 
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as cluster:
-        options = study_run.Options(scheduler=cluster.scheduler_address)
-        table = study_run.run(six(), tmp_path / "r.sqlite", options)
-    assert table.counts["done"] == 6
-    assert table.rows == study_run.run(six(), tmp_path / "r.sqlite", ONE).rows
-    own = study_run.run(six(), tmp_path / "own.sqlite", ONE)
-    assert table.columns()["peak_scratch_bytes"] == own.columns()["peak_scratch_bytes"]
+
+@pytest.mark.parametrize("top", ["import sys; sys.exit(0)", "1 / 0"])
+def test_a_kernels_file_that_ends_at_once_is_refused(top: str, tmp_path: Path) -> None:
+    toml(tmp_path / "own.py", top)
+    kernel = f"{tmp_path / 'own.py'}:case"
+    with pytest.raises(errors.KernelError, match=r"(?s)own\.py.*1"):
+        study_run.run(six(kernel=kernel), tmp_path / "r.sqlite", ONE)
+    assert not (tmp_path / "r.sqlite").exists()
+
+
+def test_a_worker_that_is_killed_when_it_has_nothing_to_do() -> None:
+    pool = study_pools.Processes(1)
+    try:
+        assert pool.submit(abs, -1).result(timeout=50) == 1
+        (child,) = pool._children
+        child.kill()
+        child.join()
+        until = time.monotonic() + 20
+        while pool.submit(abs, -2).exception(timeout=50):  # it was not known yet
+            assert time.monotonic() < until
+        assert pool.submit(abs, -3).result(timeout=50) == 3
+    finally:
+        pool.stop()

@@ -171,3 +171,17 @@ def test_json_of_an_infinite_error(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_size_is_read_as_python_or_json_writes_it(text: str, value: object) -> None:
     assert given_sizes([f"some-size={text}"]) == {"some_size": value}
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_terminal_codes_in_names_are_shown_as_escapes(
+    tmp_path: Path, command: str
+) -> None:
+    """Of a file and a scope; in what is printed, and in a refusal."""
+    written(tmp_path, "BODY", "tl.scratch_scope('a\\x1b[2Jb').__enter__()")
+    path = tmp_path / "mine\x1b[31m.py"
+    (tmp_path / "mine.py").rename(path)
+    for of in (f"{path}:case", f"{path}:none"):
+        result = CliRunner().invoke(cli.app, [command, of], env={"COLUMNS": "300"})
+        assert "mine\\x1b[31m.py" in result.output
+        assert "\x1b" not in result.output

@@ -11,27 +11,20 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from kbjax import errors
-from kbjax.study import Study, differences
+from kbjax.ranges import shown
+from kbjax.study import Study
+from kbjax.study_axes import canonical
+from kbjax.study_row import FIGURES, StudyRow
 from kbjax.study_table import StudyTable
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6B626A73  # "kbjs", SQLite's application_id of a results file
 STATUSES = ("pending", "running", "done", "failed", "error")
-FIGURES = {
-    "peak_scratch_bytes": "INTEGER", "budget_bytes": "INTEGER", "fit": "TEXT",
-    "total_ns": "REAL", "dma_utilisation": "REAL", "gemm_utilisation": "REAL",
-    "math_utilisation": "REAL", "link_utilisation": "REAL",
-    "bytes_loaded": "INTEGER", "bytes_stored": "INTEGER", "gemm_flops": "INTEGER",
-    "math_flops": "INTEGER", "commands": "INTEGER", "roofline_ns": "REAL",
-    "limited_by": "TEXT", "error": "REAL", "tolerance": "REAL", "verdict": "TEXT",
-    "reason_kind": "TEXT", "reason": "TEXT", "notes": "TEXT", "seed": "INTEGER",
-    "wall_s": "REAL", "started_at": "REAL", "finished_at": "REAL",
-}  # fmt: skip
 META = "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
 POINTS = (
     "CREATE TABLE points (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, "
@@ -111,6 +104,18 @@ def study_of(db: sqlite3.Connection, path: str) -> dict[str, Any]:
     return study
 
 
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What two studies, as `Study.to_dict` gives them, differ in, one line each."""
+    found = []
+    for key in dict.fromkeys((*there, *here)):
+        old, new = there.get(key), here.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += [f"{key}.{line}" for line in differences(old, new)]
+        elif canonical(old) != canonical(new):
+            found.append(f"{key}: {shown(old)} there, {shown(new)} here")
+    return found
+
+
 def refuse_another(db: sqlite3.Connection, path: str, study: Study) -> None:
     """Refuse a file that another study has made, naming what differs."""
     there = study_of(db, path)
@@ -135,37 +140,30 @@ def table_of(db: sqlite3.Connection, path: str) -> StudyTable:
         ).fetchall()
     finally:
         db.execute("ROLLBACK")
-    rows = [_row(columns, cells, path) for cells in found]
-    own = dict.fromkeys((*study["axes"], *(n for each in rows for n in each[0])))
-    versions = dict.fromkeys(n for each in rows for n in each[2])
-    return StudyTable(
-        study,
-        [
-            {
-                "number": row.pop("number"),
-                **{n if n not in row else f"{n}_": each.get(n) for n in own},
-                **row,
-                **{f"{n}_version": by.get(n) for n in versions},
-            }
-            for each, row, by in rows
-        ],
-        path,
-    )
+    rows = [_row(dict(zip(columns, cells, strict=True)), path) for cells in found]
+    if any(axis not in row.parameters for row in rows for axis in study["axes"]):
+        raise no_results(path, "its points are not of its study")
+    return StudyTable(study, rows, path)
 
 
-def _row(
-    columns: Sequence[str], cells: Sequence[Any], path: str
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A row's parameters, figures and versions, checked."""
-    row = dict(zip(columns, cells, strict=True))
-    parameters = _object(row.pop("key"), path)
-    versions = _object(row.pop("versions") or "{}", path)
-    if row["status"] not in STATUSES or any(
-        not isinstance(value, int | float | str)
-        for value in (*parameters.values(), *versions.values())
+def _row(cells: Mapping[str, Any], path: str) -> StudyRow:
+    """A row, checked."""
+    parameters = _object(cells["key"], path)
+    versions = _object(cells["versions"] or "{}", path)
+    if (
+        cells["status"] not in STATUSES
+        or not all(isinstance(v, int | float | str) for v in parameters.values())
+        or not all(isinstance(v, str) for v in versions.values())
     ):
-        raise no_results(path, f"the row of point {row['number']} is damaged")
-    return parameters, row, versions
+        raise no_results(path, f"the row of point {cells['number']} is damaged")
+    return StudyRow(
+        cells["number"],
+        parameters,
+        cells["status"],
+        cells["attempts"],
+        {name: cells[name] for name in FIGURES},
+        versions,
+    )
 
 
 def _object(text: object, path: str) -> dict[str, Any]:
