@@ -360,6 +360,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "output",
         "plan",
         "report_figures",
+        "report_overflow",
         "report_page",
         "report_style",
         "site",
@@ -375,6 +376,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "time_axis",
     },
     "report_memory": {"report_style", "site", "tcm_map", "time_axis"},
+    "report_overflow": {"errors", "overflow", "plan"},
     "report_page": {"extras"},
     "report_study": {
         "output",

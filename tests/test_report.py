@@ -164,6 +164,20 @@ def test_a_kernel_that_overflows_has_a_report(browser: Browser, tmp_path: Path) 
     text = browser.text()
     assert "TLContext scratch overflow: trans" in text
     assert "does not fit" in text and "overflows" in text
+    case = catalogue.make("flash_unscoped", context=131072)
+    with pytest.raises(kb.ScratchOverflowError) as refused:
+        case.call.record(*case.inputs.specs)
+    found = refused.value.overflow
+    by = found.cursor_bytes + found.aligned_bytes - found.budget_bytes
+    assert f"by {by:,} B" in text
+    rows = "return document.getElementById('summary').innerText"
+    summary = browser.run(rows)
+    for part in (f"{by:,} B: it asks for {found.aligned_bytes:,} B",
+                 f"{found.free_bytes:,} of 1,048,576 B are free",
+                 f"iteration {found.loops[0].iteration} of the loop at",
+                 f"{refused.value.site}", f"{found.live_bytes:,} B, with this tile",
+                 "440,565,904 B, 439,517,328 B over the budget"):  # fmt: skip
+        assert part in summary, part
     tops = browser.column("buffers", "top")
     assert max(tops) > 1024 and sum(top > 1024 for top in tops) == 1
 
