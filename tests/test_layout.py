@@ -104,17 +104,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_store",
     },
     "cli_study": {
-        "errors",
         "options",
-        "study",
         "study_curves",
-        "study_plots",
         "study_run",
+        "study_show",
         "study_source",
-        "study_status",
         "study_store",
-        "study_table",
-        "study_versions",
     },
     "columns": {"costs", "expr", "program", "refs", "rolled"},
     "composites": {
@@ -422,6 +417,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "study_row",
         "study_status",
         "study_table",
+    },
+    "study_show": {
+        "errors",
+        "study",
+        "study_plots",
+        "study_run",
+        "study_table",
+        "study_versions",
     },
     "study_source": {
         "errors",
