@@ -223,7 +223,7 @@ def _work(
         for future in done:
             if not future.cancelled():
                 claim = flying.pop(future)
-                store.finish(claim, _row(future, points[claim[0]]))
+                store.finish(claim, _row(pool, future, points[claim[0]]))
         if any(future.cancelled() for future in done):
             raise lost_cluster("its scheduler ended")
         pool.check()
@@ -233,15 +233,14 @@ def _work(
         watch.look(store)
 
 
-def _row(future: Future[Any], point: Point) -> dict[str, Any]:
+def _row(pool: Pool, future: Future[Any], point: Point) -> dict[str, Any]:
     error = future.exception()
     if error is None:
         row = dict(future.result())
     else:  # the worker was killed, or its row lost; never an exit of this process
         why = str(error)
         if isinstance(error, BrokenProcessPool):
-            why = "the worker process ended: killed, by the system for its memory "
-            why += "perhaps, or by the kernel itself"
+            why = pool.why_broken(future)
         row = {"status": Status.ERROR, "reason_kind": type(error).__name__}
         row["reason"] = why
     return {**row, "seed": point.seed}
