@@ -34,7 +34,6 @@ import csv
 import dataclasses
 import importlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -43,12 +42,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, catalogue, errors, output
+from kbjax import cases, catalogue, errors, output, study_plots
 from kbjax.hardware import Hardware, named
 
 LEAST = 256
 HEADS = 8  # query heads of a KV head
-FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True)
@@ -279,19 +277,8 @@ def figure_of(path: str) -> tuple[Any, str]:
     Raises:
       KbjaxError: for another format, and without matplotlib.
     """
-    kind = Path(path).suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise errors.KbjaxError(
-            "a plot is written in the format that its file's name ends in", got=path,
-            allowed=", ".join(f".{each}" for each in FORMATS),
-        )  # fmt: skip
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a plot needs matplotlib, which is not installed",
-            remedy="Run pip install 'kbjax[plot]'",
-        ) from error
+    kind = study_plots.format_of(path)
+    figures = importlib.import_module("matplotlib.figure")
     return figures.Figure(figsize=(16, 5), layout="constrained"), kind
 
 
