@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from kbjax import errors
 from kbjax.options import AsJson, refusals
+from kbjax.study_status import Status
 
 if TYPE_CHECKING:
     from kbjax.study import Study
@@ -81,7 +83,7 @@ def study(
     What was killed is resumed by the same command. Exit status: 0 where every point is
     done with right numbers or does not fit, 1 for anything else, 130 after Ctrl-C.
     """
-    from kbjax import study_run, study_source, study_store
+    from kbjax import study_curves, study_run, study_source, study_store
 
     if as_json and csv == "-":
         raise typer.BadParameter(
@@ -97,12 +99,14 @@ def study(
         else:
             found = study_source.read(file)
             check_exports(exports, _files_of(found))
+            if plot:
+                study_curves.axis_of(found.axes)  # refused now, not after hours
             table = ran(found, results, options, csv)
+        if not as_json:  # first, for an export may be refused yet
+            print_table(table, Console(stderr=csv == "-"))
         exported(table, csv=csv, parquet=parquet, plots=[plot] if plot else [])
     if as_json:
         typer.echo(json.dumps(table.to_dict()))
-    else:
-        print_table(table, Console(stderr=csv == "-"))
     complete = table.finished == len(table.rows)
     raise typer.Exit(0 if table.is_good or (show and complete) else 1)
 
@@ -121,7 +125,7 @@ def ran(
     from kbjax import study_run
 
     try:
-        with _progress(study, csv) as seen:
+        with _progress(study, csv) as seen, _told_warnings():
             return study_run.run(study, output, options, seen)
     except study_run.InterruptedStudyError as error:
         if csv and csv != "-":
@@ -179,6 +183,9 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
         _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
     if len(reasons) > 5:
         _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
+    if mixed := table.mixed_versions:
+        said = escape(printable("; ".join(mixed)))
+        _say(console, f"not all points were done with the same: {said}")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
     _say(console, f"{counts}; {escape(printable(table.path))}")
 
@@ -238,8 +245,7 @@ def check_exports(exports: Mapping[str, str | None], kept: Mapping[str, str]) ->
                     f"cannot write {path}", got="no such folder, or a folder's path",
                     remedy="Give the path of a file in a folder that is there",
                 )  # fmt: skip
-    plot = exports.get("--plot")
-    if plot:
+    if plot := exports.get("--plot"):
         from kbjax import study_plots
 
         study_plots.format_of(plot)
@@ -264,6 +270,20 @@ def _files_of(study: Study) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings of kbjax about a study as a line on standard error."""
+    from kbjax.study_versions import StudyVersionsWarning
+
+    def tell(message: Warning | str, *rest: Any, **more: Any) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StudyVersionsWarning)
+        warnings.showwarning = tell
+        yield
+
+
+@contextlib.contextmanager
 def _progress(study: Study, csv: str | None) -> Iterator[Any]:
     """A bar on standard error; what it gives is to be called as points are recorded."""
     bar = Progress(
@@ -284,7 +304,7 @@ def _progress(study: Study, csv: str | None) -> Iterator[Any]:
         def seen(store: Store) -> None:
             nonlocal last, known
             counts = store.counts()
-            finished = len(study) - counts["pending"] - counts["running"]
+            finished = sum(counts[each] for each in Status if each.is_finished)
             if known < 0:  # what was there before says nothing of the speed
                 bar.reset(task, completed=finished)
             bar.update(task, completed=finished)

@@ -10,39 +10,15 @@ import csv
 import io
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from kbjax import extras, output
+from kbjax.log_view import ROWS, Log
 
-ROWS = 65_536  # a piece of the log; a row group of Parquet
 _EXACT = {"start_ns": "start_ps", "end_ns": "end_ps"}
-
-
-class Log(Protocol):
-    """What an export takes: of `kbjax.op_log.OpLog`, which has the methods that call
-    this module, or anything like it."""
-
-    @property
-    def program(self) -> Any: ...
-
-    @property
-    def schema_version(self) -> int: ...
-
-    @property
-    def total_ns(self) -> float: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> Any: ...
-
-    def columns(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]: ...
-
-    def folds(self) -> Sequence[Any]: ...
-
-    def summary(self) -> Any: ...
 
 
 def write_csv(log: Log, target: output.Target) -> None:
@@ -109,8 +85,7 @@ def write_parquet(log: Log, target: output.Target) -> None:
         output.binary(target) as file,
         parquet.ParquetWriter(file, schema) as writer,
     ):
-        for start in range(0, len(log), ROWS):
-            columns = log[start : start + ROWS].columns()
+        for columns in log.chunks():
             arrays = [
                 _dictionary(arrow, column)
                 if column.dtype == object
@@ -134,9 +109,7 @@ def _pieces(
 ) -> Iterator[Iterator[tuple[str, ...]]]:
     """The rows, some at a time, as text; `tokens` makes that of a column of text."""
     names = list(log[0:0].columns())
-    for start in range(0, len(log), ROWS):
-        part = log[start : start + ROWS]
-        found = part.columns([_EXACT.get(name, name) for name in names])
+    for found in log.chunks(names=[_EXACT.get(name, name) for name in names]):
         columns = []
         for name, column in found.items():
             if name in _EXACT.values():

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from kbjax import errors, output, report_page
+from kbjax import output, report_page
 from kbjax import report_style as style
-from kbjax.study_row import StudyRow
+from kbjax.study_curves import Curves, Line, Panel, curves
 from kbjax.study_table import StudyTable
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("solid", "dashed", "dotted", "dotdash")
-_MOST_LINES = len(_COLOURS) * len(_DASHES)
-_LOG_FROM = 8  # the largest value over the smallest, from which an axis is logarithmic
-_PANELS = (  # title, unit, column, what its values are divided by
-    ("peak scratch", "KiB", "peak_scratch_bytes", 1024.0),
-    ("latency", "us", "total_ns", 1000.0),
-    ("DMA utilisation", "busy / (PEs x latency)", "dma_utilisation", 1.0),
-    ("GEMM utilisation", "busy / (PEs x latency)", "gemm_utilisation", 1.0),
-    ("error against float64", "of the largest element", "error", 1.0),
-)
-
-Row = StudyRow
+_TOOLS = "pan,xwheel_zoom,box_zoom,ywheel_zoom,reset,save"
 
 
 def write(table: StudyTable, target: output.Target, x: str | None = None) -> int:
@@ -35,8 +23,8 @@ def write(table: StudyTable, target: output.Target, x: str | None = None) -> int
         by default.
 
     Raises:
-      KbjaxError: without Bokeh, for an axis that is none, with no axis of numbers, and
-        where `target` cannot be written.
+      KbjaxError: without Bokeh, as `study_curves.curves`, and where `target` cannot be
+        written.
     """
     text = html(table, x)
     with output.text(target) as say:
@@ -47,192 +35,128 @@ def write(table: StudyTable, target: output.Target, x: str | None = None) -> int
 def html(table: StudyTable, x: str | None = None) -> str:
     """The page. Raises as `write`."""
     report_page.require_bokeh()
-    axis = x or _longest(table)
-    if axis not in table.study["axes"]:
-        allowed = ", ".join(table.study["axes"])
-        raise errors.KbjaxError(f"the study has no axis {axis}", allowed=allowed)
-    curves = _curves(table, axis)
-    notes = []
-    if len(curves) > _MOST_LINES:
-        notes.append(
-            f"{len(curves) - _MOST_LINES:,} of {len(curves):,} curves are left out; "
-            "the table has all points."
-        )
-        curves = dict(list(curves.items())[:_MOST_LINES])
-    if any(row.overflowed for row in table.rows):
-        notes.append("A cross is a point that does not fit the scratch.")
+    found = curves(table, x)
     header, rows = table.short()
-    counts = table.counts
     return report_page.rendered(
         "report_study.html.j2",
-        _figures(table, curves, axis),
+        _figures(found),
         title=str(table.study["name"]),
         about=f"study of {len(table.rows):,} points",
-        tiles=[("points", f"{n:,}", what) for what, n in counts.items() if n],
-        notes=notes,
+        headline_figures=[
+            ("points", f"{n:,}", what) for what, n in table.counts.items() if n
+        ],
+        notes=_notes(table, found),
         header=header,
         rows=rows,
     )
 
 
-def _figures(table: StudyTable, curves: Mapping[str, Sequence[Row]], axis: str) -> Any:
+def _notes(table: StudyTable, found: Curves) -> list[str]:
+    notes = []
+    if found.left_out:
+        notes.append(
+            f"{found.left_out:,} of {found.lines + found.left_out:,} curves are left "
+            "out; the table has all points."
+        )
+    if any(row.overflowed for row in table.rows):
+        notes.append("A cross is a point that does not fit the scratch.")
+    if mixed := table.mixed_versions:
+        notes.append(f"Not all points were done with the same: {'; '.join(mixed)}.")
+    return notes
+
+
+def _figures(found: Curves) -> Any:
+    """The panels in rows of two, which are moved and zoomed along x together."""
     from bokeh.layouts import gridplot
 
-    panels = [
-        _panel(table, curves, axis, *panel)
-        for panel in _PANELS
-        if any(row.figures[panel[2]] is not None for row in table.rows)
-    ]
-    if not panels:
-        raise errors.KbjaxError(
-            "no point of the study has a result", remedy="Run the study first"
-        )
+    drawn: list[Any] = []
+    for panel in found.panels:
+        figure = _figure(found, panel, drawn[0].x_range if drawn else None)
+        for n, line in enumerate(panel.lines):
+            _line(figure, panel, line, n, legend=not drawn and found.lines > 1)
+        _finish(figure, found, panel)
+        drawn.append(figure)
     return gridplot(
-        [panels[n : n + 2] for n in range(0, len(panels), 2)],
-        merge_tools=False,
-        toolbar_location=None,
+        [drawn[n : n + 2] for n in range(0, len(drawn), 2)],
+        merge_tools=True,
+        toolbar_location="above",
+        toolbar_options={"logo": None},
         sizing_mode="stretch_width",
     )
 
 
-def _panel(
-    table: StudyTable,
-    curves: Mapping[str, Sequence[Row]],
-    axis: str,
-    title: str,
-    unit: str,
-    column: str,
-    divisor: float,
-) -> Any:
+def _figure(found: Curves, panel: Panel, x_range: Any) -> Any:
     from bokeh import plotting
-    from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.models.annotations import Span
 
-    def values(rows: Sequence[Row]) -> list[float]:
-        cells = (row.figures[column] for row in rows)
-        return [math.nan if cell is None else cell / divisor for cell in cells]
-
+    shared = {} if x_range is None else {"x_range": x_range}
     made: Any = plotting.figure(
         height=340,
         sizing_mode="stretch_width",
-        tools="",
-        toolbar_location=None,
-        x_axis_type=_scale([row.parameters[axis] for row in table.rows]),
-        y_axis_type="linear"
-        if column.endswith("_utilisation")
-        else _scale(values(table.rows)),
+        tools=_TOOLS,
+        active_drag="pan",
+        active_scroll="xwheel_zoom",
+        x_axis_type="log" if found.is_log else "linear",
+        y_axis_type="log" if panel.is_log else "linear",
         outline_line_color=style.PALE,
-        name=column,
+        name=panel.column,
+        **shared,
     )
     style.plain_axes(made)
-    made.title.text, made.title.text_font = title, style.FONT
-    across = sorted({row.parameters[axis] for row in table.rows})
-    made.xaxis.ticker = across[:: math.ceil(len(across) / 8)]
-    made.xaxis.major_label_overrides = {n: f"{n:,}" for n in across}
-    if column.endswith("_utilisation"):
+    made.title.text, made.title.text_font = panel.title, style.FONT
+    if found.ticks:
+        made.xaxis.ticker = list(found.ticks)
+        made.xaxis.major_label_overrides = {n: f"{n:,}" for n in found.ticks}
+    if panel.is_share:
         made.y_range.start, made.y_range.end = 0, 1.04
-    made.xaxis.axis_label, made.yaxis.axis_label = axis, unit
-    drawn: list[Any] = []
-    for n, (label, rows) in enumerate(curves.items()):
-        colour = _COLOURS[n % len(_COLOURS)]
-        dash = _DASHES[n // len(_COLOURS)]
-        data: dict[str, Any] = {
-            "x": [row.parameters[axis] for row in rows],
-            "y": values(rows),
-            "label": [label] * len(rows),
-            "marker": ["x" if row.overflowed else "circle" for row in rows],
-            "status": [
-                "does not fit" if row.overflowed else row.status for row in rows
-            ],
-        }
-        source = ColumnDataSource(data, name=f"{column} {n}")
-        legend = (
-            {"legend_label": label}
-            if len(curves) > 1 and column == _first(table)
-            else {}
-        )
-        made.line(
-            "x",
-            "y",
-            source=source,
-            color=colour,
-            line_dash=dash,
-            line_width=1.6,
-            **legend,
-        )
-        drawn.append(
-            made.scatter("x", "y", source=source, color=colour, marker="marker", size=8)
-        )
-    if column == "peak_scratch_bytes":
-        for budget in {row.figures["budget_bytes"] for row in table.rows} - {None}:
-            made.add_layout(
-                Span(
-                    location=budget / divisor,
-                    dimension="width",
-                    line_dash="dashed",
-                    line_color=style.BUDGET,
-                )
+    made.xaxis.axis_label, made.yaxis.axis_label = found.x_label, panel.unit
+    return made
+
+
+def _line(figure: Any, panel: Panel, line: Line, n: int, legend: bool) -> None:
+    from bokeh.models import ColumnDataSource
+
+    data: dict[str, Any] = {
+        "x": line.x,
+        "y": line.y,
+        "label": [line.label] * len(line.rows),
+        "marker": ["x" if row.overflowed else "circle" for row in line.rows],
+        "status": [row.shown_status for row in line.rows],
+    }
+    source = ColumnDataSource(data, name=f"{panel.column} {n}")
+    look: dict[str, Any] = {"source": source, "color": _COLOURS[n % len(_COLOURS)]}
+    named = {"legend_label": line.label} if legend else {}
+    dash = _DASHES[n // len(_COLOURS)]
+    figure.line("x", "y", line_dash=dash, line_width=1.6, **look, **named)
+    figure.scatter("x", "y", marker="marker", size=8, name="points", **look)
+
+
+def _finish(figure: Any, found: Curves, panel: Panel) -> None:
+    """Budgets across, what a point says, and the legend's look."""
+    from bokeh.models import HoverTool
+    from bokeh.models.annotations import Span
+
+    for budget in panel.budgets:
+        figure.add_layout(
+            Span(
+                location=budget,
+                dimension="width",
+                line_dash="dashed",
+                line_color=style.BUDGET,
             )
-    made.add_tools(
+        )
+    figure.add_tools(
         HoverTool(
-            renderers=drawn,
+            renderers=[each for each in figure.renderers if each.name == "points"],
             tooltips=[
-                (axis, "@x{0,0.[000]}"),
-                (title, "@y"),
+                (found.axis, "@x{0,0.[000]}"),
+                (panel.title, "@y"),
                 ("curve", "@label"),
                 ("", "@status"),
             ],
         )
     )
-    if made.legend:
-        made.legend.label_text_font = style.FONT
-        made.legend.label_text_font_size = "11px"
-        made.legend.background_fill_alpha = 0.7
-        made.legend.location = "top_left"
-    return made
-
-
-def _first(table: StudyTable) -> str:
-    there = (
-        p[2] for p in _PANELS if any(r.figures[p[2]] is not None for r in table.rows)
-    )
-    return next(there)
-
-
-def _scale(values: Sequence[float]) -> Literal["linear", "log"]:
-    known = [v for v in values if math.isfinite(v)]
-    log = known and min(known) > 0 and max(known) >= _LOG_FROM * min(known)
-    return "log" if log else "linear"
-
-
-def _curves(table: StudyTable, axis: str) -> dict[str, list[Row]]:
-    """The points of each combination of the other axes, along the axis."""
-    found: dict[str, list[Row]] = {}
-    for row in table.rows:
-        parts = [
-            str(row.parameters[name])
-            if name == "kernel"
-            else f"{name} {row.parameters[name]}"
-            for name in table.study["axes"]
-            if name != axis
-        ]
-        found.setdefault(", ".join(parts), []).append(row)
-    return {
-        k: sorted(rows, key=lambda row: row.parameters[axis])
-        for k, rows in found.items()
-    }
-
-
-def _longest(table: StudyTable) -> str:
-    numbers = {
-        name: len(values)
-        for name, values in table.study["axes"].items()
-        if isinstance(values, list) and all(map(_is_number, values))
-    }
-    if not numbers or not table.rows:
-        raise errors.KbjaxError("the study has no curves: no axis is of numbers")
-    return max(numbers, key=numbers.__getitem__)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if figure.legend:
+        figure.legend.label_text_font = style.FONT
+        figure.legend.label_text_font_size = "11px"
+        figure.legend.background_fill_alpha = 0.7
+        figure.legend.location = "top_left"

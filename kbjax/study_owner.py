@@ -1,8 +1,9 @@
-"""Who runs a point: this process, told from others, and whether one still lives."""
+"""Who runs a point: an owner in this process, and whether one of any still lives."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import time
@@ -11,26 +12,41 @@ from pathlib import Path
 LEASE_S = 120.0  # without a heartbeat, of an owner that cannot be looked up
 
 
-def me() -> str:
-    """This process: ``place|pid|start``; no other has or had the same."""
+_NUMBERS = itertools.count()
+_HERE: set[str] = set()  # owners of this process that still work
+
+
+def enter() -> str:
+    """A new owner in this process, ``place|pid|start|number``: no other has or had the
+    same, in this process or another one."""
     pid = os.getpid()
-    return f"{_place()}|{pid}|{_start(pid)}"
+    owner = f"{_place()}|{pid}|{_start(pid)}|{next(_NUMBERS)}"
+    _HERE.add(owner)
+    return owner
+
+
+def leave(owner: str) -> None:
+    """End an owner of this process: what it still claims is free."""
+    _HERE.discard(owner)
 
 
 def is_gone(owner: str, heartbeat: float) -> bool:
-    """Whether the process that claimed a point runs no more.
+    """Whether who claimed a point works no more.
 
     A process of this place is looked up, so one that is stopped keeps its points, and
     the points of one that was killed are free at once. Of another place (a container,
     the machine before it was started anew) only the heartbeat is known.
 
     Args:
-      owner: as `me` gave it there.
+      owner: as `enter` gave it there.
       heartbeat: seconds since 1970 when it last said that it runs.
     """
     place, _, rest = owner.partition("|")
-    pid, _, start = rest.partition("|")
+    pid, _, rest = rest.partition("|")
+    start, _, _ = rest.partition("|")
     if place == _place() and pid.isdigit():
+        if int(pid) == os.getpid() and start == _start(os.getpid()):
+            return owner not in _HERE
         return not _lives(int(pid)) or (bool(start) and _start(int(pid)) != start)
     return abs(time.time() - heartbeat) > LEASE_S
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -54,7 +55,11 @@ class Processes:
             executor = self._free.pop() if self._free else _executor()
         before = set(multiprocessing.active_children())
         with _no_signals():  # a child starts with those of its parent
-            future = executor.submit(work, argument)
+            try:
+                future = executor.submit(work, argument)
+            except BrokenProcessPool:  # killed when it had nothing to do
+                executor = _executor()
+                future = executor.submit(work, argument)
         self._children += set(multiprocessing.active_children()) - before
 
         def ended(done: Future[Any]) -> None:
@@ -118,8 +123,15 @@ class Cluster:
         self._asked_s = self._manned_s = time.monotonic()
 
     def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
-        """Start `work(argument)` on a worker."""
-        return self._executor.submit(work, argument)
+        """Start `work(argument)` on a worker.
+
+        Raises:
+          KbjaxError: where the cluster is gone.
+        """
+        try:
+            return self._executor.submit(work, argument)
+        except Exception as error:  # of several libraries
+            raise lost_cluster(f"{type(error).__name__}: {error}") from error
 
     def check(self) -> None:
         """Refuse a cluster that is gone, or has had no worker for a while: Dask itself

@@ -7,16 +7,18 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from kbjax import errors, study_point, study_store
+from kbjax import errors, study_point, study_store, study_versions
 from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes, lost_cluster
+from kbjax.study_status import Status
 from kbjax.study_store import Store
 from kbjax.study_table import StudyTable
 
@@ -74,6 +76,10 @@ def run(
       KbjaxError: for a kernel or size that there is none of, a file that cannot be
         written or is of another study, a cluster that is not there.
       InterruptedStudyError: after SIGINT or SIGTERM.
+
+    Warns:
+      StudyVersionsWarning: where the file has rows of other versions, or of other code
+        of kbjax or of the kernel; they are kept.
     """
     path = os.fspath(path)
     study_store.check_usable(path, study)
@@ -82,7 +88,9 @@ def run(
             if options.retry_failed:
                 store.retry()
             counts = store.counts()
-            if not counts["pending"] and not counts["running"]:
+            if options.scheduler is None:
+                _warn_of_others(study, store.table())
+            if not counts[Status.PENDING] and not counts[Status.RUNNING]:
                 return store.table()
     with _signals() as stop:
         pool = _pool(study, options)
@@ -92,10 +100,23 @@ def run(
                 _work(study, store, pool, stop, seen)
         finally:
             pool.stop()
-    table = study_store.read(path)
+    with contextlib.closing(Store(path, study)) as store:
+        table = store.table()  # whose end leaves one file: a mere reader may not
     if stop:
         raise InterruptedStudyError(table, stop[0])
     return table
+
+
+def _warn_of_others(study: Study, table: StudyTable) -> None:
+    now = {k: study_versions.here(study.located(k)) for k in study.kernel_names}
+    if lines := study_versions.changed(table.rows, now):
+        warnings.warn(
+            f"{table.path} has rows that were done with something else: "
+            f"{'; '.join(lines)}. They are kept; to do all points again, give another "
+            "path, or remove the file",
+            study_versions.StudyVersionsWarning,
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager
@@ -166,7 +187,7 @@ def _work(
             if claim is not None:
                 flying[pool.submit(study_point.measure, points[claim[0]])] = claim
         if not flying and not store.others_run():
-            if store.counts()["pending"]:
+            if store.counts()[Status.PENDING]:
                 continue  # given back in between
             return
         done = wait(flying, timeout=_TICK_S, return_when=FIRST_COMPLETED).done
@@ -193,7 +214,8 @@ def _row(future: Future[Any], point: Point) -> dict[str, Any]:
         if isinstance(error, BrokenProcessPool):
             why = "the worker process ended: killed, by the system for its memory "
             why += "perhaps, or by the kernel itself"
-        row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
+        row = {"status": Status.ERROR, "reason_kind": type(error).__name__}
+        row["reason"] = why
     return {**row, "seed": point.seed}
 
 

@@ -14,9 +14,12 @@ from typing import Any
 from kbjax import extras, output
 from kbjax.names import printable
 from kbjax.study_row import StudyRow, column_of, columns
+from kbjax.study_status import Status
+from kbjax.study_versions import mixed
 
 SCHEMA_VERSION = 1
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell of text a formula
+# What makes a cell of text a formula; the wide ones do in spreadsheets of East Asia.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _SHORT = {
     "peak_scratch_bytes": "peak, B", "budget_bytes": "budget, B",
     "total_ns": "latency, ns", "dma_utilisation": "dma", "gemm_utilisation": "gemm",
@@ -56,20 +59,19 @@ class StudyTable:
     def counts(self) -> dict[str, int]:
         """Status -> how many points have it."""
         found = Counter(row.status for row in self.rows)
-        order = ("done", "failed", "error", "running", "pending")
-        return {status: found[status] for status in order}
+        return {status.value: found[status] for status in Status}
 
     @property
     def finished(self) -> int:
         """How many points are done or failed."""
-        return sum(self.counts[status] for status in ("done", "failed", "error"))
+        return sum(row.status.is_finished for row in self.rows)
 
     @property
     def is_good(self) -> bool:
         """Whether every point is done, its numbers right, or does not fit."""
         return all(
-            (row.status == "done" and row.figures["verdict"] != "fail")
-            or (row.status == "failed" and row.overflowed)
+            (row.status is Status.DONE and row.figures["verdict"] != "fail")
+            or (row.status is Status.FAILED and row.overflowed)
             for row in self.rows
         )
 
@@ -78,6 +80,12 @@ class StudyTable:
         """How much of it there is, as ``4 of 6 points``."""
         return f"{self.finished:,} of {len(self.rows):,} points"
 
+    @property
+    def mixed_versions(self) -> list[str]:
+        """What rows of one kernel were done with different ones of, a line each; none
+        where all rows may be compared."""
+        return mixed(self.rows)
+
     def short(self) -> tuple[list[str], list[list[str]]]:
         """The header and cells for people: what varies, and figures that are there."""
         axes = list(self.study["axes"])
@@ -85,7 +93,7 @@ class StudyTable:
         rows = [
             [
                 *(shown(row.parameters[name]) for name in axes),
-                "overflow" if row.overflowed else row.status,
+                row.shown_status,
                 *(_figure(name, row.figures[name]) for name in there),
             ]
             for row in self.rows
@@ -100,6 +108,7 @@ class StudyTable:
             "path": self.path,
             "study": dict(self.study),
             "counts": self.counts,
+            "mixed_versions": self.mixed_versions,
             "rows": self.records(),
         }
 
@@ -171,7 +180,9 @@ def _figure(name: str, cell: Any) -> str:
 def _cell(cell: object) -> object:
     if isinstance(cell, bool):
         return str(cell).lower()
-    if isinstance(cell, str) and cell.startswith(_FORMULA):
+    if isinstance(cell, str) and (
+        cell.startswith(("\t", "\r")) or cell.lstrip().startswith(_FORMULA)
+    ):
         return "'" + cell
     return cell
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from kbjax import catalogue, cli, hardware
 from kbjax.call import KernelCall
 from kbjax.options import SCHEMA_VERSION
+from kbjax.plan import Plan
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
@@ -43,6 +44,25 @@ def ran(*options: str) -> tuple[Result, list[dict[str, Any]]]:
 
     with mock.patch.object(KernelCall, "run", watched):
         return invoke("run", "gqa_decode", *SMALL, *options), asked
+
+
+PLANS: dict[object, Plan] = {}
+
+
+@pytest.fixture
+def plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the same kernel, options, shapes and hardware is made once: the tests
+    are of how it is shown."""
+    make = KernelCall.plan
+
+    def made(self: KernelCall, *arrays: Any, vary: Any = None) -> Plan:
+        shapes = [(one.shape, str(one.dtype)) for one in arrays]
+        key = repr((self._kernel, self._num_pes, self._hardware, shapes, vary))
+        if key not in PLANS:
+            PLANS[key] = make(self, *arrays, vary=vary)
+        return PLANS[key]
+
+    monkeypatch.setattr(KernelCall, "plan", made)
 
 
 def words(text: str) -> str:
@@ -216,6 +236,7 @@ def given(sizes: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "which"), [*((name, "default") for name in NAMES), ("gqa_decode", "small")]
 )
+@pytest.mark.usefixtures("plans_once")
 def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
     sizes = {} if which == "default" else catalogue.kernel_module(name).SMALL
     case = catalogue.make(name, **sizes)
@@ -236,11 +257,13 @@ def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
             assert all(cell in result.stdout for cell in row), row
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_the_source_is_not_markup() -> None:
     source = "return self.tl.load(self._rows(self.k, j), other=0.0)"
     assert source in invoke("plan", "gqa_decode", columns=200).stdout
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_plan_of_a_kernel_that_does_not_fit() -> None:
     result = invoke("plan", *OVERFLOWING, columns=200)
     assert result.exit_code == 1
@@ -301,6 +324,7 @@ def planned(*arguments: str) -> str:
 @pytest.mark.parametrize(
     "arguments", [["gqa_decode"], ["flash_prefill"], OVERFLOWING], ids=lambda a: a[0]
 )
+@pytest.mark.usefixtures("plans_once")
 def test_no_width_loses_a_figure(arguments: list[str], columns: int) -> None:
     """What is cut in a narrow terminal is text, never a number of bytes."""
     result = invoke("plan", *arguments, columns=columns)

@@ -15,7 +15,15 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner, Result
 
-from kbjax import cli, errors, study_plots, study_run, study_source, study_store
+from kbjax import (
+    cli,
+    errors,
+    study_plots,
+    study_run,
+    study_schema,
+    study_source,
+    study_store,
+)
 from kbjax.study import Study
 from kbjax.study_schema import differences
 
@@ -171,7 +179,7 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
 
     shown = invoke(str(path))
     assert shown.exit_code == 0 and "a [b]x[/b] =1" in shown.output  # no markup
-    assert "overflow" in shown.output and "r.sqlite" in shown.output
+    assert "does not fit" in shown.output and "r.sqlite" in shown.output
     assert "<b>" not in table._repr_html_()
     for kind in ("svg", "png"):
         study_plots.write(table, str(tmp_path / f"p.{kind}"))
@@ -267,6 +275,40 @@ def test_a_full_disk_loses_nothing(
         store.finish(claim, row)
     store.release()
     store.close()
+    assert study_run.run(six(), path, ONE).counts["done"] == 6
+
+
+def test_a_file_system_without_a_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network's: refused, and nothing is recorded there. SQLite's way to lock by
+    files has no shared memory, as such a file system has none."""
+    real, path = study_schema.connected, tmp_path / "r.sqlite"
+    monkeypatch.setattr(
+        study_schema, "connected", lambda p, query: real(p, query + "&vfs=unix-dotfile")
+    )
+    with pytest.raises(errors.KbjaxError, match=r"no write-ahead log.*local disk"):
+        study_run.run(six(), path, ONE)
+    assert path.stat().st_size == 0
+    monkeypatch.undo()
+    assert study_run.run(six(), path, ONE).counts["done"] == 6
+    assert os.listdir(tmp_path) == ["r.sqlite"]  # one file, as the page says
+
+
+def test_a_claim_of_this_process_that_was_not_given_back(tmp_path: Path) -> None:
+    """As where the disk was full: another run of the same process does the point, but
+    never one that is still worked on."""
+    path = str(tmp_path / "r.sqlite")
+    lost, other = study_store.Store(path, six()), study_store.Store(path, six())
+    assert lost.claim() == (0, 1) and other.claim() == (1, 1)
+    lost.release = lambda: None  # type: ignore[method-assign]
+    lost.close()
+    assert [other.claim() for _ in range(5)] == [(n, 1) for n in range(2, 6)] + [(0, 2)]
+    third = study_store.Store(path, six())
+    assert third.claim() is None and third.others_run()
+    third.release()
+    third.close()
+    other.close()
     assert study_run.run(six(), path, ONE).counts["done"] == 6
 
 

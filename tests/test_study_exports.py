@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import os
 from pathlib import Path
 
@@ -76,3 +78,21 @@ def test_dtypes_that_are_none(tmp_path: Path) -> None:
     for row in table.rows[:3]:
         assert row.figures["reason_kind"] == "DTypeError"
         assert "float32" in row.figures["reason"]
+
+
+def test_text_that_is_a_formula_somewhere(tmp_path: Path) -> None:
+    table = study_run.run(six(axes={"context": [64, 128]}), tmp_path / "r.sqlite", ONE)
+    for text in (" =1", "\uff1d1", "\t+1", "\uff20x", "=1"):
+        figures = {**table.rows[0].figures, "reason": text}
+        row = dataclasses.replace(table.rows[0], figures=figures)
+        dataclasses.replace(table, rows=[row]).to_csv(str(tmp_path / "t.csv"))
+        with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
+            (found,) = csv.DictReader(file)
+        assert found["reason"] == "'" + text
+
+
+def test_a_refused_export_hides_no_table(tmp_path: Path) -> None:
+    study_run.run(six(), tmp_path / "r.sqlite", ONE)
+    result = invoke(str(tmp_path / "r.sqlite"), "--csv", "/dev/full")
+    assert result.exit_code == 1 and "6 of 6 points" in result.output
+    assert "/dev/full" in result.output

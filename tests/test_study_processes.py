@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kbjax import errors, study_plots, study_run, study_store
+from kbjax import errors, study_plots, study_pools, study_run, study_store
 from tests.test_study import ONE, ROOT, invoke, six, toml
 
 # A study of the user's own: its points sleep, so that there is time for a signal.
@@ -157,3 +157,18 @@ def test_a_kernels_file_that_ends_at_once_is_refused(top: str, tmp_path: Path) -
     with pytest.raises(errors.KernelError, match=r"(?s)own\.py.*1"):
         study_run.run(six(kernel=kernel), tmp_path / "r.sqlite", ONE)
     assert not (tmp_path / "r.sqlite").exists()
+
+
+def test_a_worker_that_is_killed_when_it_has_nothing_to_do() -> None:
+    pool = study_pools.Processes(1)
+    try:
+        assert pool.submit(abs, -1).result(timeout=50) == 1
+        (child,) = pool._children
+        child.kill()
+        child.join()
+        until = time.monotonic() + 20
+        while pool.submit(abs, -2).exception(timeout=50):  # it was not known yet
+            assert time.monotonic() < until
+        assert pool.submit(abs, -3).result(timeout=50) == 3
+    finally:
+        pool.stop()

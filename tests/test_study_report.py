@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kbjax as kb
-from kbjax import cli, report_study, study_plots, study_run, study_store
+from kbjax import (
+    catalogue,
+    cli,
+    report_study,
+    study_curves,
+    study_plots,
+    study_run,
+    study_store,
+)
 from kbjax.study import Study
-from kbjax.study_row import FIGURES, StudyRow
+from kbjax.study_row import DOES_NOT_FIT, FIGURES, StudyRow
+from kbjax.study_status import Status
 from kbjax.study_table import StudyTable
 from tests.browser import Browser, chromium
 from tests.test_study import invoke, toml
@@ -33,7 +43,7 @@ def report(*arguments: str) -> Result:
 
 
 def row(number: int, parameters: dict[str, Any], **figures: Any) -> StudyRow:
-    status = figures.pop("status", "done")
+    status = Status(figures.pop("status", "done"))
     known = {**dict.fromkeys(FIGURES), "budget_bytes": 1 << 20, **figures}
     return StudyRow(number, parameters, status, 1, known, {})
 
@@ -94,6 +104,86 @@ def test_a_results_file_is_a_study(browser: Browser, tmp_path: Path) -> None:
     assert broken.exit_code == 1 and "Traceback" not in broken.output
 
 
+# --- the curves, whoever draws them --------------------------------------------------
+
+
+def test_curves_by_hand() -> None:
+    found = study_curves.curves(hostile())
+    assert (found.axis, found.x_label, found.is_log) == (
+        "context", "context, tokens", True
+    )  # fmt: skip
+    assert found.ticks == (256, 512, 4096) and (found.lines, found.left_out) == (2, 0)
+    peak, latency, dma = found.panels
+    assert [p.column for p in found.panels] == [
+        "peak_scratch_bytes", "total_ns", "dma_utilisation"
+    ]  # fmt: skip
+    assert (peak.unit, peak.is_log, peak.budgets) == ("KiB", True, (1024.0,))
+    assert [line.label for line in peak.lines] == ["gqa", EVIL]
+    assert peak.lines[0].x == peak.lines[0].y == (256, 512, 4096)
+    assert latency.lines[1].y[:2] == (0.64, 1.28) and math.isnan(latency.lines[1].y[2])
+    assert not latency.is_log and not latency.budgets  # a factor of 2
+    assert dma.is_share and not dma.is_log
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"),
+    [([1000, 9990], False), ([1000, 10000], True), ([0, 10000], False),
+     ([None, 10000], False)],
+)  # fmt: skip
+def test_a_decade_is_logarithmic(
+    values: list[Any], is_log: bool, tmp_path: Path
+) -> None:
+    rows = [row(n, {"context": n}, total_ns=v) for n, v in enumerate(values)]
+    found = study_curves.curves(table({"context": [0, 1]}, rows))
+    (panel,) = found.panels
+    assert panel.is_log == is_log and not found.is_log and found.ticks == ()
+    study_plots.write(table({"context": [0, 1]}, rows), str(tmp_path / "p.svg"))
+
+
+def test_both_drawings_have_the_same_lines(browser: Browser, tmp_path: Path) -> None:
+    """More of them than are drawn, too: both leave out the same, and say so."""
+    axes = {"depth": list(range(30)), "context": list(range(31, 62))}
+    at = [(depth, n) for depth in axes["depth"] for n in axes["context"]]
+    many = table(axes, [
+        row(number, {"depth": depth, "context": n}, peak_scratch_bytes=depth + n)
+        for number, (depth, n) in enumerate(at)
+    ])  # fmt: skip
+    study_plots.write(many, str(tmp_path / "p.svg"))
+    svg = (tmp_path / "p.svg").read_text("utf-8")
+    assert "28 of 30 curves" in svg and "depth 27" in svg and "depth 28" not in svg
+    report_study.write(many, str(tmp_path / "p.html"))
+    browser.open(tmp_path / "p.html")
+    assert (
+        browser.complaints() == [] and "2 of 30 curves are left out" in browser.text()
+    )
+    drawn = browser.column("peak_scratch_bytes 27", "label")
+    assert drawn == ["depth 27"] * 31
+
+
+def test_the_curves_of_the_report_zoom_and_move(
+    browser: Browser, tmp_path: Path
+) -> None:
+    report_study.write(hostile(), str(tmp_path / "p.html"))
+    browser.open(tmp_path / "p.html")
+    of = """const models = ["peak_scratch_bytes", "total_ns"].map(
+      (name) => Bokeh.documents[0].get_model_by_name(name));
+    return [models[0].x_range.id === models[1].x_range.id,
+            models[0].toolbar.tools.map((tool) => tool.type)];"""
+    same, tools = browser.run(of)
+    assert same and {"PanTool", "WheelZoomTool", "BoxZoomTool", "ResetTool"} <= {*tools}
+
+
+def test_without_an_axis_of_numbers_a_plot_is_refused_at_once(tmp_path: Path) -> None:
+    file = toml(
+        tmp_path / "s.toml", "kernel = 'gqa_decode'\n[axes]\ndtype = ['float32']"
+    )
+    result = invoke(file, "--plot", str(tmp_path / "p.svg"))
+    assert result.exit_code == 1 and "no axis is of numbers" in result.output
+    assert [each.name for each in tmp_path.iterdir()] == ["s.toml"]
+    with pytest.raises(kb.KbjaxError, match="dtype is not of numbers"):
+        study_curves.axis_of({"dtype": ["float32"], "tile": [1]}, "dtype")
+
+
 # --- sizes that are called as a column -----------------------------------------------
 
 CLASH = """
@@ -142,3 +232,10 @@ def test_sizes_that_are_called_as_a_column(browser: Browser, tmp_path: Path) -> 
     for x in ("number", "status"):
         study_plots.write(read, str(plot), x)
         assert f"axis {x}" not in report_study.html(read, x)
+
+
+def test_the_words_that_files_and_other_tools_have() -> None:
+    assert [*Status] == ["done", "failed", "error", "running", "pending"]
+    assert [each for each in Status if each.is_finished] == ["done", "failed", "error"]
+    case = catalogue.make("flash_unscoped", context=8192)
+    assert case.call.plan(*case.inputs.specs, vary=[]).verdict == DOES_NOT_FIT

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import catalogue, tcm_map, time_axis
+from kbjax import catalogue, report_memory, tcm_map, time_axis
+from kbjax.log_view import Op
 from kbjax.op_log import OpLog
 from kbjax.program import Loop, Program, Scope, When
 from kbjax.site import ScopeLine
 from kbjax.tcm_map import TcmMap
-from kbjax.tracks import Op
 from tests import discrete_events
 
 TILE = jax.ShapeDtypeStruct((8, 128), "float32")
@@ -214,6 +214,8 @@ def test_bands_are_the_folds() -> None:
     folds = log.folds()
     assert {band.loop for band in made.bands} == {"i", "j"}
     for band, fold in zip(made.bands, folds, strict=True):
+        ends = log[fold.first_row], log[fold.stop_row - 1]
+        assert (band.first.text, band.last.text) == (ends[0].loop, ends[1].loop)
         rows = (fold.stop_row - fold.first_row) // band.repeats
         assert rows * band.repeats == band.ops
         # A repeat later, all is `each_ps` later.
@@ -227,14 +229,36 @@ def catalogue_log(**sizes: int) -> OpLog:
     return case.call.op_log(*case.inputs.specs)
 
 
+def test_loops_of_one_name_are_told_apart() -> None:
+    """Band and buffers know the iteration of each loop, whatever it is called."""
+
+    def row(tl, x, out):  # type: ignore[no-untyped-def]
+        for i in tl.range(40):
+            with tl.scratch_scope():
+                tl.store(out[i], tl.load(x[i]))
+
+    def kernel(tl, x, out):  # type: ignore[no-untyped-def]
+        for i in tl.range(3):
+            row(tl, x[i], out[i])
+
+    tiles = jax.ShapeDtypeStruct((3, 40, 8, 128), "float32")
+    made = tcm_map.of(kb.kernel_call(kernel, tiles).op_log(tiles))
+    band = made.bands[0]
+    assert band.first.text == f"i=0;i={band.first.number}"
+    assert band.last.text == f"i=0;i={band.last.number}"
+    assert band.last.number - band.first.number + 1 == band.iterations > 20
+    assert f"i = {band.first.number:,} to " in report_memory.band_label(band)
+
+
 def test_unscoped_climbs_and_scoped_stays() -> None:
     case = catalogue.make("flash_unscoped")
     climbing = tcm_map.of(case.call.op_log(*case.inputs.specs))
     (band,) = climbing.bands
-    assert band.heights[1][1] > 2 * band.heights[0][1]
+    assert band.peaks[1].cursor_bytes > 2 * band.peaks[0].cursor_bytes
     assert all(b.persistent and b.end_ps == climbing.end_ps for b in climbing.buffers)
     flat = tcm_map.of(catalogue_log(context=1 << 20))
-    assert all(b.heights[0][1] == b.heights[1][1] for b in flat.bands)
+    for band in flat.bands:
+        assert band.peaks[0].cursor_bytes == band.peaks[1].cursor_bytes
 
 
 def test_the_axis_shortens_and_keeps_the_order() -> None:
