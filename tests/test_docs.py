@@ -1,7 +1,8 @@
 """What the pages of docs/ print is what runs: every Python block, in the order of the
 page and in one namespace, and every `kbjax` command. Text that is marked as the output
 of the block above it is that block's. Blocks of Triton's need it, and run in its
-interpreter."""
+interpreter. A block whose first line is ``# name.py`` is that file, for the commands
+of its page."""
 
 from __future__ import annotations
 
@@ -119,8 +120,12 @@ def commands(page: Path) -> list[str]:
 def test_the_commands_run(
     page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In one folder, in the order of the page: one may read what another wrote."""
+    """In one folder with the page's files, in the order of the page: one may read what
+    another wrote."""
     monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            Path(named[1]).write_text(block, encoding="utf-8")
     for command in commands(page):
         arguments = shlex.split(command, comments=True)[1:]
         result = CliRunner().invoke(cli.app, arguments)
