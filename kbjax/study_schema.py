@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kbjax import errors
-from kbjax.ranges import shown
+from kbjax.names import shown
 from kbjax.study import Study
 from kbjax.study_axes import canonical
 from kbjax.study_row import FIGURES, StudyRow

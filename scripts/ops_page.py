@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The reference page of ops, made from the op table: docs/ops.md.
 
-    .venv/bin/python scripts/ops_page.py > docs/ops.md
+    python scripts/ops_page.py > docs/ops.md
 
 What an op takes and gives is asked of the table's own rules, dtype by dtype.
 """

@@ -1,6 +1,6 @@
 """docs/report.png: a report in Chromium, the mouse on a buffer.
 
-.venv/bin/python scripts/picture_report.py [-o docs/report.png]
+python scripts/picture_report.py [-o docs/report.png]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """docs/tcm_map.png: the scratch over time of two decode sweeps, one that climbs to the
 budget and one that stays flat.
 
-    .venv/bin/python scripts/picture_tcm_map.py [-o docs/tcm_map.png]
+    python scripts/picture_tcm_map.py [-o docs/tcm_map.png]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The drawings of docs/memory_model.md and docs/timing_model.md, from op_logs.
 
-    .venv/bin/python scripts/pictures.py [FOLDER]
+    python scripts/pictures.py [FOLDER]
 
 writes memory_model.svg and timing_model.svg, the same bytes each time; docs/ where no
 folder is given. Needs matplotlib.

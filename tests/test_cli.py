@@ -19,6 +19,7 @@ from kbjax import catalogue, cli, hardware
 from kbjax.call import KernelCall
 from kbjax.options import SCHEMA_VERSION
 from kbjax.plan import Plan
+from tests import pages
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
@@ -353,13 +354,8 @@ def test_kernels_lists_every_shipped_kernel() -> None:
 
 # --- hardware ------------------------------------------------------------------------
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "hardware.md").read_text("utf-8")
-(PAGE_FILE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-PAGE_COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.splitlines()
-]
+PAGE = pages.ROOT / "docs" / "hardware.md"
+(PAGE_FILE,) = pages.blocks(PAGE, "toml")
 PROFILES = hardware.Hardware.profiles()
 SLOW = "[pe_dma]\nbandwidth_gb_s = 1\n[pe_tcm]\nkernel_scratch_mb = 0.5\n"
 
@@ -467,18 +463,6 @@ def test_hardware_prints_a_file_with_what_it_leaves_out(
     assert "bandwidth_gb_s = 1\nlatency_ns = 500.0\n" in file.read_text("utf-8")
     found = json.loads(invoke("hardware", slow, "--json").stdout)
     assert found["hardware"] == {"name": slow, **want.to_dict()}
-
-
-@pytest.mark.parametrize("command", PAGE_COMMANDS)
-def test_commands_of_the_hardware_page_run_as_printed(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.toml").write_text(PAGE_FILE, encoding="utf-8")
-    program, *arguments = command.split()
-    assert program == ".venv/bin/kbjax"
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["hardware"], ["hardware", "x"]])

@@ -7,9 +7,9 @@ of its page."""
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import io
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kbjax import catalogue, cli
+from tests import pages
 from tests.helpers import assert_same_bits
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-
-
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+DOCS = pages.ROOT / "docs"
 
 
 def is_triton(block: str) -> bool:
@@ -73,7 +69,7 @@ def is_shown(shown: str, told: str) -> bool:
     return told[at:].endswith(others[-1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages.DOCS, ids=lambda page: page.stem)
 def test_the_blocks_run_and_print_what_the_page_shows(
     page: Path, tmp_path: Path
 ) -> None:
@@ -106,16 +102,8 @@ def test_what_counts_as_shown() -> None:
     assert not is_shown("kernel.py:4", "block1.py:3")
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's shell blocks that call kbjax."""
-    text = page.read_text("utf-8")
-    found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in found for line in block.splitlines()]
-    return [line for line in lines if line.startswith("kbjax ")]
-
-
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem
+    "page", [*filter(pages.kbjax_commands, pages.DOCS)], ids=lambda page: page.stem
 )
 def test_the_commands_run(
     page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -123,13 +111,32 @@ def test_the_commands_run(
     """In one folder with the page's files, in the order of the page: one may read what
     another wrote."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page):
-        if named := re.match(r"# (\w+\.py)\n", block):
-            Path(named[1]).write_text(block, encoding="utf-8")
-    for command in commands(page):
-        arguments = shlex.split(command, comments=True)[1:]
+    pages.write_files(page, tmp_path)
+    for arguments in pages.kbjax_commands(page):
         result = CliRunner().invoke(cli.app, arguments)
-        assert result.exit_code == 0, f"{command}\n{result.output}"
+        assert result.exit_code == 0, f"{arguments}\n{result.output}"
+
+
+def test_commands_are_written_one_way() -> None:
+    """As in an activated environment, which README says once."""
+    texts = [pages.README, *pages.DOCS, *pages.ROOT.glob("scripts/*.py")]
+    there = {path.name for path in texts if ".venv/bin/" in path.read_text("utf-8")}
+    assert there == {"README.md", "index.md"}
+    for page in (pages.README, DOCS / "index.md"):
+        found = re.findall(r".*\.venv/bin/.*", page.read_text("utf-8"))
+        assert len(found) == 1 and ". .venv/bin/activate" in found[0]
+
+
+def test_contributing_says_where_every_module_is() -> None:
+    page = (DOCS / "contributing.md").read_text("utf-8")
+    section = page.partition("## Where a line lives")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?!a line|---).* \| (.*) \|$", section, re.M)
+    named = re.findall(r"`([\w*]+)`", " ".join(rows))
+    package = pages.ROOT / "kbjax"
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    matches = [fnmatch.filter(modules, name) for name in named]
+    assert all(matches), [n for n, m in zip(named, matches, strict=True) if not m]
+    assert modules == {module for found in matches for module in found}
 
 
 def test_every_shipped_kernel_is_on_its_page() -> None:
@@ -142,7 +149,7 @@ def test_every_shipped_kernel_is_on_its_page() -> None:
 def test_the_ported_kernel_gives_the_same_bits(tmp_path: Path) -> None:
     from tests.triton_interpreter import interpreting  # skips where Triton is missing
 
-    first, second = blocks(DOCS / "triton.md")
+    first, second = pages.blocks(DOCS / "triton.md", "python")
     assert is_triton(first) and not is_triton(second)
     theirs: dict[str, Any] = {}
     ours: dict[str, Any] = {}

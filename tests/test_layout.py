@@ -443,7 +443,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "study_schema": {
         "errors",
-        "ranges",
+        "names",
         "study",
         "study_axes",
         "study_row",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,15 @@ from typer.testing import CliRunner
 
 import kbjax as kb
 from kbjax import cli
+from tests import pages
 
-ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def commands() -> list[str]:
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [line.split("#")[0].strip() for line in lines if line.strip()]
+README = pages.README
 
 
 def test_the_kernel_runs_and_is_right(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (source,) = blocks("python")
+    (source,) = pages.blocks(README, "python")
     script = tmp_path / "readme.py"
     script.write_text(source, encoding="utf-8")
     names: dict[str, np.ndarray] = {}
@@ -59,37 +49,42 @@ def without_scope(source: str) -> str:
 def test_the_overflow_is_as_printed(tmp_path: Path) -> None:
     """Line by line; `...` stands for lines left out."""
     script = tmp_path / "decode.py"
-    script.write_text(without_scope(blocks("python")[0]), encoding="utf-8")
+    script.write_text(
+        without_scope(pages.blocks(README, "python")[0]), encoding="utf-8"
+    )
     names: dict[str, Any] = {}
     exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), names)
     q, k = (jax.ShapeDtypeStruct((n, 128), "float32") for n in (8, 4096))
     with pytest.raises(kb.ScratchOverflowError) as caught:
         kb.kernel_call(names["gqa_decode"], q).record(q, k, k)
-    printed = [line.strip() for line in blocks("text")[0].splitlines() if line.strip()]
+    printed = [
+        line.strip()
+        for line in pages.blocks(README, "text")[0].splitlines()
+        if line.strip()
+    ]
     told = [line.strip() for line in str(caught.value).splitlines()]
     for line in printed:
         assert line == "..." or line in told, line
     assert "..." in printed and len(printed) > 6
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in commands() if c.startswith(".venv/bin/kbjax")]
-)
+@pytest.mark.parametrize("arguments", pages.kbjax_commands(README), ids=" ".join)
 def test_kbjax_commands_run_as_printed(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where what it writes goes
-    result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+    result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
 
 
 def test_ci_runs_the_other_commands_as_printed() -> None:
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    others = [c for c in commands() if not c.startswith(".venv/bin/kbjax")]
+    ci = (pages.ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands = pages.commands(README)
+    others = [one for one in commands if not one.startswith("kbjax ")]
     assert len(others) == 4
     for command in others:
         assert f"step {command}\n" in ci
-        program, *arguments = command.removeprefix(".venv/bin/python ").split()
-        assert (ROOT / program).is_file()
+        program, *arguments = command.removeprefix("python ").split()
+        assert (pages.ROOT / program).is_file()
         if not arguments:
-            assert (ROOT / program).stat().st_mode & 0o111
+            assert (pages.ROOT / program).stat().st_mode & 0o111

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -11,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_study import ROOT, invoke, toml
+from tests import pages
+from tests.test_study import ROOT, invoke
 
-PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+PAGE = pages.ROOT / "docs" / "studies.md"
 
 
 def test_the_commands_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    toml(tmp_path / "context.toml", text)
-    commands, scripts = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for command in commands.splitlines():
-        program, word, *arguments = shlex.split(command)
-        assert (program, word) == (".venv/bin/kbjax", "study")
+    pages.write_files(PAGE, tmp_path)
+    for word, *arguments in pages.kbjax_commands(PAGE):
+        assert word == "study"
         result = invoke(*arguments)
         assert result.exit_code == 0, result.output
     assert "12 of 12 points" in result.output
-    for command in scripts.splitlines():
+    scripts = [one for one in pages.commands(PAGE) if one.startswith("python ")]
+    assert len(scripts) == 3
+    for command in scripts:
         _, script, *arguments = shlex.split(command)
         done = subprocess.run(
             [sys.executable, str(ROOT / script), *arguments],
