@@ -120,9 +120,9 @@ class Arena:
         return Death("iteration" if closed else "refused", self.loop_sites[loop], loop)
 
     def allocate(
-        self, op: str, shape: Shape, dtype: DType, site: Site
+        self, op: str, shape: Shape, dtype: DType, site: Site, slots: int = 0
     ) -> tuple[Allocation, Lease]:
-        """Take the next aligned slice.
+        """Take the next aligned slice; `slots` is as in `Allocation`.
 
         Raises:
           ScratchOverflowError: when the cursor would pass the budget; it stays put.
@@ -144,6 +144,7 @@ class Arena:
             domain=level.domain,
             scope_depth=level.scope_depth,
             site=site,
+            slots=slots,
         )
         if level.runs:
             if self._overflows(made.end_bytes):

@@ -178,7 +178,12 @@ class KernelCall:
         most = max((n for spec in program.slots for n in spec.shape), default=1)
         tried: list[sizes.Candidate] = []
         for name, current in self._varied(vary).items():
-            peak_of = functools.partial(self._peak_with, inputs, name)
+
+            def peak_of(value: int, name: str = name, current: int = current) -> Any:
+                if value == current:  # it is recorded already
+                    return program.peak_scratch
+                return self._peak_with(inputs, name, value)
+
             limit = TILE_OPTIONS.get(name) or most
             tried += sizes.candidates(name, current, limit, self._budget_bytes, peak_of)
         return dataclasses.replace(

@@ -48,20 +48,20 @@ def snapshot(frame: FrameType, made_in: Callable[[TensorHandle], bool]) -> Snaps
     Tiles that were `made_in` its body are left out of what compares."""
     numbers: dict[str, object] = {}
     shown: dict[str, tuple[str, str]] = {}
-    for key, name, value in reach.values(frame):
+    for key, name, value, number in reach.values(frame):
         if reach.is_a(value, TensorHandle):
             shown[key] = name, f"the tile {value} (%{value.ref.root})"
             if made_in(value):
                 continue
-        found = reach.number(value)
-        if found is not None:
-            numbers[key] = found
+        if number is not None:
+            numbers[key] = number
             shown[key] = name, reach.text(value)
             continue
         held = reach.identity(value)
         if held is not None:
             numbers[key] = held
-            shown.setdefault(key, (name, str(value)))
+            if key not in shown:
+                shown[key] = name, str(value)
     return Snapshot(numbers, shown, unread(frame))
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from kbjax import dtypes, errors
 from kbjax.call import KernelCall
+from kbjax.comparison import compared, result_of
 from kbjax.cores import usable_cores
-from kbjax.ranges import nearest
+from kbjax.names import nearest
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 
@@ -102,8 +103,8 @@ class Case:
       call: the kernel with its outputs, PEs and hardware.
       inputs: what the arrays are drawn from.
       reference: the output in float64 from the arrays as NumPy has them, computed
-        without kbjax and without JAX; a tuple where several outputs have one, the
-        first of them.
+        without kbjax and without JAX, and not changing them; a tuple where several
+        outputs have one, the first of them.
       tolerance: largest error allowed, relative to the largest reference element.
     """
 
@@ -118,62 +119,53 @@ class Case:
         return self.inputs.arrays()
 
     def error_of(self, output: Any) -> float:
-        """max |output - reference| / max |reference|; NaN where either has one.
+        """The largest |output - reference| over the largest finite |reference|; NaN
+        where either has one (`kbjax.comparison`).
 
         Of several outputs, a tuple, the largest error. Those past the last reference
         are workspace, and may hold anything.
 
         Raises:
-          ShapeError: where an output and its reference differ in shape, or there are
-            more references than outputs.
+          ShapeError: where there is no reference, an output and its reference differ in
+            shape, or there are more references than outputs.
+          DTypeError: for a reference that is no array of real numbers.
         """
-        want = self.reference(*map(np.asarray, self.arrays))
-        wanted = want if isinstance(want, tuple) else (want,)
-        outputs = output if isinstance(output, tuple | list) else (output,)
-        if len(wanted) > len(outputs):
-            raise errors.ShapeError(
-                "there are more references than outputs",
-                got=f"{len(wanted)} and {len(outputs)}",
-            )
-        found = map(_relative_error, outputs, wanted)  # as many as references
-        return float(np.max([*found], initial=0.0))  # NaN wins
+        want = result_of(self.reference, self.arrays)
+        return float(np.max([one.error for one in compared(output, want)]))  # NaN wins
 
 
-def _relative_error(output: Any, want: np.ndarray) -> float:
-    got = np.asarray(output).astype(np.float64)
-    if got.shape != want.shape:
-        raise errors.ShapeError(
-            "the output and the reference differ in shape",
-            got=f"{got.shape} and {want.shape}",
-        )
-    scale = float(np.max(np.abs(want), initial=0.0)) or 1.0
-    return float(np.max(np.abs(got - want), initial=0.0)) / scale
+def tolerance(dtype: str) -> float:
+    """The largest error of a kernel that accumulates in float32 and gives `dtype`,
+    relative to the largest element: what its last bit is worth there, which is twice
+    its rounding; for float32 the rounding of long sums; 0 for integers and bool.
+
+    Raises:
+      DTypeError: for a name that is no element type.
+    """
+    row = dtypes.of(dtype)
+    return _OF_LONG_SUMS if row == dtypes.FLOAT32 else row.eps
 
 
-_TOLERANCE = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_OF_LONG_SUMS = 4e-6
 
 
-def tolerance(dtype: str, *exact: str) -> float:
-    """The largest error of a kernel that accumulates in float32 and gives `dtype`: two
-    units in the last place of the output, and for float32 the rounding of long sums.
+def check_dtype(dtype: str, *others: str) -> None:
+    """Refuse a dtype that a kernel does not come in.
 
     Args:
       dtype: of the inputs.
-      exact: dtypes besides floats that the kernel takes, and sums without an error.
+      others: those it takes besides float32, float16 and bfloat16.
 
     Raises:
-      DTypeError: for any other dtype.
+      DTypeError: with the dtypes that are taken.
     """
-    if dtype in exact:
-        return 0.0
-    if dtype not in _TOLERANCE:
-        taken = [*_TOLERANCE, *exact]
+    taken = ("float32", "float16", "bfloat16", *others)
+    if dtype not in taken:
         raise errors.DTypeError(
             f"the kernel does not come in {dtype}",
             allowed=", ".join(taken),
             remedy=_meant(dtype, taken),
         )
-    return _TOLERANCE[dtype]
 
 
 def _meant(dtype: str, taken: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """The kernels that can be named: shipped ones, and a user's by ``path.py:function``.
 
 A named kernel is a function `case(...)` that returns a `Case`: its parameters are the
-kernel's sizes, with defaults, and the keyword-only `hardware`. Shipped kernels have one
+kernel's sizes, with defaults, and `hardware`. Shipped kernels have one
 in their module; a user's file may have several.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from kbjax import errors, user_files
 from kbjax.cases import Case
 from kbjax.hardware import Hardware
-from kbjax.ranges import nearest
+from kbjax.names import unknown
 from kbjax.shipped import kernel_names as kernel_names
 
 REQUIRED = inspect.Parameter.empty  # the default of a size that has none
@@ -31,11 +31,10 @@ def kernel_module(name: str) -> ModuleType:
     """
     names = kernel_names()
     if name not in names:
-        raise errors.KernelError(
-            f"there is no kernel {name!r}",
-            allowed=f"{', '.join(names)}, or your own as path.py:function",
-            remedy=f"The nearest is {nearest(name, names)}",
-        )
+        raise unknown(
+            f"there is no kernel {name!r}", name, names,
+            or_else="or your own as path.py:function",
+        )  # fmt: skip
     return importlib.import_module(f"kbjax.kernels.{name}")
 
 
@@ -59,11 +58,7 @@ def check_sizes(name: str, sizes: Iterable[str]) -> None:
     known = _sizes(_case_function(name))
     for size in sizes:
         if size not in known:
-            raise errors.KernelError(
-                f"{name} has no size {size!r}",
-                allowed=", ".join(known) or "none",
-                remedy=f"The nearest is {nearest(size, known)}" if known else "",
-            )
+            raise unknown(f"{name} has no size {size!r}", size, known)
 
 
 def size_types(name: str) -> dict[str, type | None]:
@@ -141,23 +136,32 @@ _RETURN_A_CASE = (
 
 def _sizes(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = [p for p in parameters if p.kind in named and p.name != "hardware"]
+    return {p.name: p.default for p in taken}
 
 
 def _case_function(name: str) -> Callable[..., Any]:
     path, colon, function_name = name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        raise errors.KernelError(
+            "a file of one's own is named with the function in it",
+            got=name,
+            remedy=f"Give {name}:case, if `case` is the function's name",
+        )
     if not colon or not path.endswith(".py"):
         return kernel_module(name).case
     module = user_files.module_at(path)
     function = getattr(module, function_name, None)
     if not inspect.isfunction(function):
         functions = [n for n, f in vars(module).items() if _may_be_a_case(f)]
+        problem = f"{path} has no function {function_name!r}"
+        if functions:
+            raise unknown(problem, function_name, functions)
         raise errors.KernelError(
-            f"{path} has no function {function_name!r}",
-            allowed=", ".join(functions) or "none: no function in it takes `hardware`",
-            remedy=f"The nearest is {nearest(function_name, functions)}"
-            if functions
-            else _RETURN_A_CASE,
+            problem,
+            allowed="none: no function in it takes `hardware`",
+            remedy=_RETURN_A_CASE,
         )
     if not _may_be_a_case(function):
         raise errors.KernelError(

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kbjax import tracks
-from kbjax.tracks import FoldedOps, Op, Picture, Scope, Track
+from kbjax.log_view import FoldedOps, Op
+from kbjax.tracks import Picture, Scope, Track
 
 
 def file(about: dict[str, Any], events: Iterable[str]) -> Iterator[str]:

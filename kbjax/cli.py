@@ -1,16 +1,18 @@
 """The command line: its commands, those of one kernel among them.
 
 Exit status: 0 where the numbers agree or the plan fits, 1 where they do not or the
-kernel is refused, 2 for a command line that cannot be read. JAX is imported only by a
-command that needs it.
+kernel is refused, 2 for a command line that cannot be read, which is said on standard
+error with `--json`, too. JAX is imported only by a command that needs it.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import sys
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,32 +20,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from kbjax import cli_doctor, cli_fuzz, cli_report, cli_study, screens
+from kbjax.names import printable
 from kbjax.options import (
-    SCHEMA_VERSION,
     AsJson,
-    Context,
-    DTypeName,
-    HardwareName,
-    KernelName,
-    NumPes,
-    Seed,
-    Sizes,
-    Tile,
-    given_sizes,
+    Asked,
     hardware_report,
     named_hardware,
+    of_a_kernel,
     refusals,
     say_json,
 )
-
-if TYPE_CHECKING:
-    from kbjax.hardware import Hardware
 
 app = typer.Typer(
     help="A functional emulator of a near-HBM accelerator PE.",
     epilog="Exit status: 0 where the plan fits, the numbers agree and all checks pass; "
     "1 where they do not, or the kernel is refused; 2 for a command line that cannot "
-    "be read. `kbjax COMMAND --help` has an example of each.",
+    "be read (on standard error, with --json, too). `kbjax COMMAND --help` has an "
+    "example of each.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -143,15 +136,10 @@ def hardware(
 @app.command(
     epilog="Example: kbjax run gqa_decode --context 8192 --tile 64 --num-pes 2"
 )
+@of_a_kernel
 def run(
-    kernel: KernelName,
-    context: Context = None,
-    tile: Tile = None,
-    dtype: DTypeName = None,
-    num_pes: NumPes = None,
-    seed: Seed = None,
-    size: Sizes = None,
-    hardware: HardwareName = "default",
+    asked: Asked,
+    *,
     fidelity: Annotated[
         Fidelity | None, typer.Option(help="How tiles are kept; live by default.")
     ] = None,
@@ -162,31 +150,23 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Record a kernel, time it, execute it, and compare with its float64 reference."""
-    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes,
-                   seed=seed)  # fmt: skip
     if poison and fidelity is Fidelity.live:
         raise typer.BadParameter("poison has no effect on live", param_hint="--poison")
     how = fidelity.value if fidelity else "exact" if poison else "live"
     with refusals(as_json):
-        on = named_hardware(hardware)
-        report, rows = _report(kernel, sizes, on, how, poison, Console(stderr=as_json))
-        report["hardware"] = hardware_report(hardware, on)
+        report, rows = _judged(asked, how, poison, Console(stderr=as_json))
     if as_json:
-        typer.echo(json.dumps(report))
+        say_json(report)
     else:
         screens.print_run(report, rows)
     raise typer.Exit(0 if report["verdict"] == "pass" else 1)
 
 
 @app.command(epilog="Example: kbjax plan gqa_decode --context 1048576 --vary tile")
+@of_a_kernel
 def plan(
-    kernel: KernelName,
-    context: Context = None,
-    tile: Tile = None,
-    dtype: DTypeName = None,
-    num_pes: NumPes = None,
-    size: Sizes = None,
-    hardware: HardwareName = "default",
+    asked: Asked,
+    *,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A size of the kernel function to try."),
@@ -195,41 +175,32 @@ def plan(
 ) -> None:
     """Show a kernel's footprint without running it: the peak by buffer, what scopes
     take and give back, and which tile sizes fit."""
-    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
     with refusals(as_json):
-        from kbjax import catalogue
-
-        on = named_hardware(hardware)
-        case = catalogue.make(kernel, hardware=on, **sizes)
+        case = asked.case()
         found = case.call.plan(*case.inputs.specs, vary=vary)
     if as_json:
-        said = hardware_report(hardware, on)
-        report = {**found.to_dict(), "sizes": sizes, "hardware": said}
-        typer.echo(json.dumps(report, default=str))
+        say_json({**found.to_dict(), **asked.report()})
     else:
         screens.print_plan(found)
-        Console().print(f"\nhardware: {escape(hardware)}", highlight=False)
+        Console().print(f"\nhardware: {escape(asked.hardware)}", highlight=False)
     raise typer.Exit(0 if found.fits else 1)
 
 
 @app.command(epilog="Example: kbjax trace gqa_decode --context 65536 -o trace.json")
+@of_a_kernel
 def trace(
-    kernel: KernelName,
+    asked: Asked,
+    *,
     output: Annotated[
         str,
         typer.Option("--output", "-o", help="The file; - is standard output."),
     ],
-    context: Context = None,
-    tile: Tile = None,
-    dtype: DTypeName = None,
-    num_pes: NumPes = None,
-    size: Sizes = None,
-    hardware: HardwareName = "default",
     max_events: Annotated[
         int, typer.Option(min=1, help="Events that the file may have.")
     ] = 200_000,
     pe: Annotated[
-        list[int] | None, typer.Option(help="A PE to draw; all by default.")
+        list[int] | None,
+        typer.Option(min=0, help="A PE to draw; all by default."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -238,28 +209,25 @@ def trace(
     Steady iterations of long loops are folded into one slice; what is left out beside
     is counted in the file and here.
     """
-    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
     if as_json and output == "-":
         raise typer.BadParameter(
             "standard output cannot take both the trace and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
     with refusals(as_json):
-        from kbjax import catalogue
         from kbjax import trace as traces
 
-        on = named_hardware(hardware)
-        case = catalogue.make(kernel, hardware=on, **sizes)
-        with console.status(f"{kernel}: recording and timing ..."):
+        case = asked.case()
+        with console.status(f"{asked.kernel}: recording and timing ..."):
             log = case.call.op_log(*case.inputs.specs)
-        with console.status(f"{kernel}: writing {output} ..."):
+        with console.status(f"{asked.kernel}: writing {output} ..."):
             report = traces.write_trace(log, output, max_events, pe)
     if as_json:
-        found = {"kernel": kernel, "sizes": sizes, "summary": log.summary().to_dict()}
-        said = {"hardware": hardware_report(hardware, on)}
-        typer.echo(json.dumps({**report.to_dict(), **found, **said}))
+        summary = {"summary": log.summary().to_dict()}
+        say_json({**report.to_dict(), **asked.report(), **summary})
     else:
-        console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+        said = printable(str(report), keep="\n")
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 app.command(epilog="Example: kbjax report gqa_decode -o report.html")(cli_report.report)
@@ -268,13 +236,8 @@ app.command(epilog="Example: kbjax study context.toml --csv context.csv")(
 )
 
 
-def _report(
-    kernel: str,
-    sizes: dict[str, Any],
-    hardware: Hardware,
-    fidelity: str,
-    poison: bool,
-    console: Console,
+def _judged(
+    asked: Asked, fidelity: str, poison: bool, console: Console
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Everything that `kbjax run` has to say, as plain data; the log's summary also as
     rows for people."""
@@ -282,16 +245,14 @@ def _report(
 
     def timed(step: str, work: Any) -> Any:
         start = time.perf_counter()
-        with console.status(f"{kernel}: {step} ..."):
+        with console.status(f"{asked.kernel}: {step} ..."):
             result = work()
         seconds[step] = time.perf_counter() - start
         return result
 
     import jax
 
-    from kbjax import catalogue
-
-    case = catalogue.make(kernel, hardware=hardware, **sizes)
+    case = asked.case()
     log = timed("recording and timing", lambda: case.call.op_log(*case.inputs.specs))
     timed("making inputs", lambda: case.arrays)
 
@@ -306,16 +267,14 @@ def _report(
     error = timed("comparing with float64", lambda: case.error_of(output))
     summary = log.summary()
     report = {
-        "schema_version": SCHEMA_VERSION,
-        "kernel": kernel,
-        "sizes": sizes,
+        **asked.report(),
         "fidelity": fidelity,
         "poison": poison,
         "inputs": [f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in case.arrays],
         "input_bytes": sum(int(a.nbytes) for a in case.arrays),
         "summary": summary.to_dict(),
         "seconds": seconds,
-        "error": error if error == error else None,
+        "error": error if math.isfinite(error) else None,
         "tolerance": case.tolerance,
         "verdict": "pass" if error <= case.tolerance else "fail",
     }
@@ -330,4 +289,13 @@ app.command(epilog="Example: kbjax fuzz gqa_decode --size num_pes=1 --examples 1
 
 def main() -> None:
     """The `kbjax` command."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # a file's; this is standard output's
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again
+        sys.exit(f"cannot write to standard output: {error.strerror}")

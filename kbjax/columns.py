@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -216,7 +217,20 @@ class Columns:
         return self._texts(refs)
 
     def _loop(self) -> np.ndarray:
-        """The iterations as text, made once for rows that follow each other in one."""
+        def text(loops: Sequence[Var]) -> Callable[[tuple[int, ...]], str]:
+            form = ";".join(f"{loop.name.replace('%', '%%')}=%d" for loop in loops)
+            return form.__mod__
+
+        return self._of_iterations(text)
+
+    def _iterations(self) -> np.ndarray:
+        return self._of_iterations(lambda _: tuple)
+
+    def _of_iterations(
+        self, cell: Callable[[Sequence[Var]], Callable[[tuple[int, ...]], Any]]
+    ) -> np.ndarray:
+        """A cell made from the iterations of the loops around a row, once for rows that
+        follow each other in one; `cell` gives what makes it."""
         work, indices = self._field("work"), self._field("indices")
         kinds = {loops: n for n, loops in enumerate({w.loops for w in self._works})}
         kind = np.array([kinds[w.loops] for w in self._works], np.int64)[work]
@@ -225,12 +239,11 @@ class Columns:
         for line in indices:
             new[1:] |= line[1:] != line[:-1]
         first = np.flatnonzero(new)
-        texts = np.empty(len(first), object)
+        cells = np.empty(len(first), object)
         for loops, number in kinds.items():
             mine = np.flatnonzero(kind[first] == number)
             at = [indices[n][first[mine]].tolist() for n in range(len(loops))]
-            form = ";".join(f"{loop.name.replace('%', '%%')}=%d" for loop in loops)
-            cells = np.empty(len(mine), object)
-            cells[:] = [form % row for row in zip(*at, strict=True)] if loops else ""
-            texts[mine] = cells
-        return np.repeat(texts, np.diff(first, append=len(work)))
+            rows = zip(*at, strict=True) if loops else itertools.repeat((), len(mine))
+            made = map(cell(loops), rows)
+            cells[mine] = np.fromiter(made, object, len(mine))
+        return np.repeat(cells, np.diff(first, append=len(work)))

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from kbjax import errors, expr, ranges
+from kbjax import errors, expr
 from kbjax.allocator import Arena
 from kbjax.expr import Var
+from kbjax.names import nearest
 from kbjax.program import TensorSpec
 from kbjax.recorder import Recorder
 from kbjax.refs import HbmRef, Span
@@ -112,7 +113,7 @@ class Composites(Transfers):
                 site=site,
                 got=repr(kind),
                 allowed=", ".join(f"composite({name!r}, ...)" for name in TABLE),
-                remedy=f"The nearest is {ranges.nearest(kind, TABLE)!r}"
+                remedy=f"The nearest is {nearest(kind, TABLE)!r}"
                 if isinstance(kind, str) and kind
                 else "",
             )

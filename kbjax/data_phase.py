@@ -61,6 +61,8 @@ from kbjax.tiles import Bytes, Env, Tiles, Values, index_value
 
 _DTYPES = {"dtype", "out_dtype"}  # attributes of ops that name an element type
 Fidelity = Literal["live", "exact"]
+# (replay, command, state before, state after, loop indices, mask of the PEs that run)
+OnCommand = Callable[["Replay", Any, State, State, Env, Any], None]
 Replayed = tuple[tuple[jax.Array, ...], TcmState | None]
 
 
@@ -71,7 +73,7 @@ def lower(
     poison: bool = False,
     wide: bool = False,
     mesh: Mesh | None = None,
-    make: Callable[..., Replay] | None = None,
+    on_command: OnCommand | None = None,
 ) -> Callable[..., Replayed]:
     """One jitted function of the program's input arrays.
 
@@ -82,14 +84,14 @@ def lower(
       poison: fill what a scope gives back with 0xFF, at its end.
       wide: keep every float in float32 until it is stored (live only).
       mesh: over whose devices the PEs are spread.
-      make: of the walk, for one that watches its commands (kbjax.watched).
+      on_command: called as each command is traced, after its effect (kbjax.watched).
 
     Returns:
       A function from the inputs, (P, *shape) where split over PEs, to the outputs and
       the final memory (None unless `with_memory`).
     """
     pes = Pes.over(program.num_pes, mesh, lockstep=has_messages(program.commands))
-    replay = (make or Replay)(program, pes, fidelity, with_memory, poison, wide)
+    replay = Replay(program, pes, fidelity, with_memory, poison, wide, on_command)
     split = [spec.pe_axis is not None for spec in program.slots]
     replay_kernel = pes.spread(
         replay.run,
@@ -120,11 +122,13 @@ class Replay:
     with_memory: bool
     poison: bool
     wide: bool
+    on_command: OnCommand | None = None
     rounding: Rounding | None = None
     row: jax.Array | None = None
 
     @property
     def lead(self) -> tuple[int, ...]:
+        """The axis of PEs in front of every tile, where they run in lockstep."""
         return self.pes.lead
 
     @functools.cached_property
@@ -211,16 +215,18 @@ class Replay:
 
     def _memory(self, tiles: Tiles) -> TcmState:
         """The final scratchpad."""
-        program = self.program
         state = self._fresh_memory()
-        cursor = jnp.full_like(state.cursor, program.exit_cursor_bytes)
+        cursor = jnp.full_like(state.cursor, self.program.exit_cursor_bytes)
         final = dataclasses.replace(state, memory=tiles.memory(), cursor=cursor)
         tcm.check(final)
         return final
 
     def _block(self, block: Block, state: State, env: Env, mask: Any) -> State:
         for item in block:
-            state = self._statement(item, state, env, mask)
+            after = self._statement(item, state, env, mask)
+            if self.on_command is not None and not isinstance(item, Loop | Scope):
+                self.on_command(self, item, state, after, env, mask)
+            state = after
         return state
 
     def _statement(self, item: Statement, state: State, env: Env, mask: Any) -> State:
@@ -262,7 +268,7 @@ class Replay:
         dtype, other = self._held(command.out.dtype), command.other
         value = hbm.load(
             state.tensors[command.view.slot],
-            self._window(command.view, state, env),
+            self.window(command.view, state, env),
             None if other is None else self._constant(other, dtype),
             self.lead,
             dtype.numpy,
@@ -276,11 +282,13 @@ class Replay:
 
     def _store(self, command: StoreCmd, state: State, env: Env, mask: Any) -> State:
         tile = self._cast(state.tiles.read(command.src, env), command.src.dtype)
-        window, slot = self._window(command.view, state, env), command.view.slot
+        window, slot = self.window(command.view, state, env), command.view.slot
         stored = hbm.store(state.tensors[slot], window, tile, mask, self.lead)
         return state.with_tensor(slot, stored)
 
-    def _window(self, view: HbmRef, state: State, env: Env) -> hbm.Window:
+    def window(self, view: HbmRef, state: State, env: Env) -> hbm.Window:
+        """Where a view lies in its tensor, in an iteration."""
+
         def element(ref: Ref) -> jax.Array:
             return state.tiles.read(ref, env).reshape(self.lead).astype(jnp.int32)
 
@@ -313,9 +321,8 @@ class Replay:
             if attrs[name] is not None:
                 attrs[name] = self._held(dtypes.of(attrs[name])).name
         values = []
-        for operand, dtype in zip(
-            command.operands, command.operand_dtypes, strict=True
-        ):
+        operands = zip(command.operands, command.operand_dtypes, strict=True)
+        for operand, dtype in operands:
             if isinstance(operand, Ref):
                 value = state.tiles.read(operand, env)
             else:
@@ -323,8 +330,7 @@ class Replay:
             values.append(self._cast(value, self._held(dtype)))
         if row.engine == "gemm":
             made: Any = attrs.pop("transposed")
-            factors = command.reads[:2]
-            attrs["layouts"] = tuple(map(self._layouts.of, factors, made))
+            attrs["layouts"] = tuple(map(self._layouts.of, command.reads[:2], made))
         compute = functools.partial(row.compute, self.rounding, **attrs)
         if row.engine == "gemm" or not self.lead:
             result = compute(*values)  # a matrix product takes the PE axis itself

@@ -178,13 +178,7 @@ def self_check() -> dict[str, Any]:
         from kbjax import catalogue, testing
 
         case = catalogue.make("gqa_decode", **_DECODE)
-        found = testing.report(
-            case.call,
-            case.arrays,
-            case.reference,
-            rtol=case.tolerance,
-            checks=["numbers", "fidelity", "op_log"],
-        )
+        found = testing.report_case(case, checks=["numbers", "fidelity", "op_log"])
         ok, detail = not found.failed, "; ".join(map(str, found.findings))
     except Exception as error:  # whatever is broken here is what is asked for
         ok, detail = False, f"{type(error).__name__}: {error}"

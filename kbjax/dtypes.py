@@ -42,6 +42,11 @@ class DType:
         return self.kind in ("float", "float8")
 
     @property
+    def eps(self) -> float:
+        """What the last bit of 1.0 is worth; 0 for integers and bool."""
+        return float(ml_dtypes.finfo(self.numpy).eps) if self.is_float else 0.0
+
+    @property
     def never_stored(self) -> float | int | bool:
         """What an output element reads as when no store reached it: NaN, or the
         smallest integer."""

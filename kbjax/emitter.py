@@ -272,9 +272,9 @@ class Emitter:
         )
 
     def _allocate(
-        self, op: str, shape: Shape, dtype: DType, site: Site
+        self, op: str, shape: Shape, dtype: DType, site: Site, slots: int = 0
     ) -> TensorHandle:
-        made, lease = self._recorder.arena.allocate(op, shape, dtype, site)
+        made, lease = self._recorder.arena.allocate(op, shape, dtype, site, slots)
         ref = Ref(made.uid, expr.ZERO, shape, dtype)
         return TensorHandle(self, made, ref, op, lease, made.loops)
 

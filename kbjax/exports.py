@@ -7,43 +7,18 @@ CSV and JSON Lines print times from integers of picoseconds, as ns with three de
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from kbjax import errors, output
+from kbjax import extras, output
+from kbjax.log_view import ROWS, Log
 
-ROWS = 65_536  # a piece of the log; a row group of Parquet
 _EXACT = {"start_ns": "start_ps", "end_ns": "end_ps"}
-
-
-class Log(Protocol):
-    """What an export takes: of `kbjax.op_log.OpLog`, which has the methods that call
-    this module, or anything like it."""
-
-    @property
-    def program(self) -> Any: ...
-
-    @property
-    def schema_version(self) -> int: ...
-
-    @property
-    def total_ns(self) -> float: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> Any: ...
-
-    def columns(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray]: ...
-
-    def folds(self) -> Sequence[Any]: ...
-
-    def summary(self) -> Any: ...
 
 
 def write_csv(log: Log, target: output.Target) -> None:
@@ -93,14 +68,8 @@ def write_parquet(log: Log, target: output.Target) -> None:
       KbjaxError: without pyarrow, or where `target` cannot be written; a path is then
         as it was.
     """
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "Parquet needs pyarrow, which is not installed",
-            remedy="Run pip install kbjax[parquet]",
-        ) from error
+    arrow = extras.module("pyarrow", extra="parquet", use="Parquet")
+    parquet = extras.module("pyarrow.parquet", extra="parquet", use="Parquet")
     word = arrow.dictionary(arrow.int32(), arrow.string())
     fields = [
         (name, word if column.dtype == object else arrow.from_numpy_dtype(column.dtype))
@@ -116,8 +85,7 @@ def write_parquet(log: Log, target: output.Target) -> None:
         output.binary(target) as file,
         parquet.ParquetWriter(file, schema) as writer,
     ):
-        for start in range(0, len(log), ROWS):
-            columns = log[start : start + ROWS].columns()
+        for columns in log.chunks():
             arrays = [
                 _dictionary(arrow, column)
                 if column.dtype == object
@@ -141,9 +109,7 @@ def _pieces(
 ) -> Iterator[Iterator[tuple[str, ...]]]:
     """The rows, some at a time, as text; `tokens` makes that of a column of text."""
     names = list(log[0:0].columns())
-    for start in range(0, len(log), ROWS):
-        part = log[start : start + ROWS]
-        found = part.columns([_EXACT.get(name, name) for name in names])
+    for found in log.chunks(names=[_EXACT.get(name, name) for name in names]):
         columns = []
         for name, column in found.items():
             if name in _EXACT.values():

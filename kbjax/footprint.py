@@ -27,7 +27,8 @@ class Allocation:
 
     `cursor_bytes` is its offset in the arena in iteration 0 of every loop around it; a
     loop that grows by g bytes an iteration adds g times its index. `domain` is the
-    iterations that make it.
+    iterations that make it; `slots` how many tiles a circular buffer is, one after the
+    other, and 0 for a tile.
     """
 
     uid: int
@@ -40,6 +41,7 @@ class Allocation:
     domain: Domain
     scope_depth: int
     site: Site = field(compare=False)
+    slots: int = 0
 
     @property
     def loops(self) -> tuple[Var, ...]:

@@ -270,13 +270,7 @@ def _run(
             return f"{type(error).__name__}: {error}"
         found.ran += 1
         try:
-            report = testing.report(
-                case.call,
-                case.arrays,
-                case.reference,
-                rtol=case.tolerance,
-                checks=checks,
-            )
+            report = testing.report_case(case, checks=checks)
         except Exception as error:  # the kernel's own, or its reference's
             return f"{type(error).__name__}: {error}"
     return "\n".join(map(str, report.failed))

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from kbjax import dtypes, errors, hardware_toml, ranges
+from kbjax.names import shown
 from kbjax.ranges import FrozenTable, Range, Table
 
 _MOST = 2**63 - 1  # addresses and times are int64 columns of the op_log
@@ -109,7 +110,7 @@ class PeTcm(_Unit):
         if self.scratch_base + self.scratch_bytes > _MOST:
             raise errors.ShapeError(
                 "pe_tcm.kernel_scratch_mb is out of range",
-                got=ranges.shown(self.kernel_scratch_mb),
+                got=shown(self.kernel_scratch_mb),
                 allowed="a scratch that ends below address 2**63",
             )
 
@@ -256,7 +257,7 @@ class Hardware:
             if not isinstance(value, kind):
                 raise errors.KernelError(
                     f"{unit.name} is a kbjax.hardware.{kind.__name__}",
-                    got=ranges.shown(value),
+                    got=shown(value),
                 )
 
     @classmethod

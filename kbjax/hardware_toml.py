@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kbjax import errors, ranges
+from kbjax.names import shown, unknown
 from kbjax.site import Site
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ def fill(
             continue
         with source.errors_at(*here):
             if allowed is None:
-                ranges.refuse_unknown(path, key, fields)
+                raise unknown(f"hardware has no {path}", key, fields)
             changes[key] = allowed.checked(path, value)
     missing = [name for name in fields if name not in table]
     with source.errors_at(*keys):
@@ -208,12 +209,10 @@ def profile(name: str) -> Source:
 
     names = profile_names()
     if name not in names:
-        raise errors.KernelError(
-            f"there is no hardware profile {ranges.shown(name)}",
-            allowed=", ".join(names),
-            remedy=f"The nearest is {ranges.nearest(str(name), names)}; a file "
-            "is given by its path, which ends in .toml or has a /",
-        )
+        raise unknown(
+            f"there is no hardware profile {shown(name)}", name, names,
+            or_else="or a file by its path, which ends in .toml or has a /",
+        )  # fmt: skip
     file = resources.files("kbjax").joinpath("profiles", f"{name}.toml")
     return Source(f"profiles/{name}.toml", file.read_text(encoding="utf-8"))
 

@@ -32,6 +32,7 @@ from kbjax.program import (
 )
 
 _MOST = 1 << 22  # sends and receives that are run
+_MOST_TOLD = 1 << 18  # and that are run again, to say more of what is wrong
 _AT_ONCE = 1 << 16  # iterations times PEs that are compared
 
 
@@ -100,13 +101,14 @@ class _Exchange:
         return (pe - offset) % self.program.num_pes
 
     def events(
-        self, settling: bool = False
+        self, settling: bool = False, most: int = _MOST
     ) -> Iterator[tuple[SendCmd | RecvCmd, np.ndarray]]:
         """Each send and receive that is run, in program order, with which PEs run it.
 
         Args:
           settling: leave out iterations that repeat the one before them, once that has
             left as many messages on their way as it found.
+          most: that are run.
 
         Raises:
           KernelError: where there are too many.
@@ -119,9 +121,9 @@ class _Exchange:
         on_their_way = self._on_their_way if settling else object
         for command, active in _events(commands, env, everyone, on_their_way):
             run += int(active.sum())
-            if run > _MOST:
+            if run > most:
                 raise errors.KernelError(
-                    f"the kernel sends and receives more than {_MOST:,} messages that "
+                    f"the kernel sends and receives more than {most:,} messages that "
                     "do not repeat: whether they match cannot be proven",
                     site=command.site,
                     remedy="Send larger messages",
@@ -258,7 +260,7 @@ class _Blocked:
         self.exchange = exchange
         program, pes = exchange.program, exchange.program.num_pes
         self.runs: list[list[SendCmd | RecvCmd]] = [[] for _ in range(pes)]
-        for command, active in exchange.events():
+        for command, active in exchange.events(most=_MOST_TOLD):
             for pe in range(pes):
                 if active[pe % len(active)]:
                     self.runs[pe].append(command)

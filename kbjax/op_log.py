@@ -29,14 +29,14 @@ from kbjax import (
 )
 from kbjax.columns import Columns, Run
 from kbjax.costs import Work
+from kbjax.log_view import ROWS, Fold
 from kbjax.program import Loop, Program
 from kbjax.rolled import Node, Repeat
 from kbjax.steady import Walk
 from kbjax.summary import SCHEMA_VERSION, Summary
 from kbjax.timing import Schedule
-from kbjax.trace import Fold, TraceReport
+from kbjax.trace import TraceReport
 
-CHUNK_ROWS = 1 << 16
 SHOWN = 3  # times of a repeat below which a picture shows them all
 
 
@@ -68,14 +68,8 @@ class OpRecord:
 
 COLUMNS = tuple(field.name for field in fields(OpRecord))
 # Of the schedule, for reports; `columns` gives them when asked by name.
-MORE_COLUMNS = (
-    "start_ps",
-    "end_ps",
-    "after",
-    "waits_for",
-    "waited_ps",
-    "command",
-)
+MORE_COLUMNS = ("start_ps", "end_ps", "after", "waits_for", "waited_ps", "command",
+                "iterations")  # fmt: skip
 
 
 class OpLog:
@@ -162,10 +156,17 @@ class OpLog:
             first, stop = first - run.rows, stop - run.rows
         return OpLog(self._program, self._schedule, runs)
 
-    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[dict[str, np.ndarray]]:
+    def chunks(
+        self, rows: int = ROWS, names: Sequence[str] | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
         """`columns` of `rows` rows at a time, in bounded memory.
 
+        Args:
+          rows: how many.
+          names: as of `columns`.
+
         Raises:
+          KernelError: for a name that is no column.
           ShapeError: for less than a row.
         """
         if rows < 1:
@@ -173,7 +174,7 @@ class OpLog:
                 "chunks have rows", got=rows, allowed="1 row and more"
             )
         for first in range(0, len(self), rows):
-            yield self._between(first, min(first + rows, len(self))).columns()
+            yield self._between(first, min(first + rows, len(self))).columns(names)
 
     def filter(
         self,
@@ -259,9 +260,9 @@ class OpLog:
         Args:
           names: which; None: all of the schema. Also `start_ps`, `end_ps`, `waited_ps`
             (int64), `after` (the `op` whose end let this one start, -1 for none) and
-            `waits_for` (what it waited for last: engine, operand, hazard), and
-            `command` (which of the program's commands it runs, as `program.walk()`
-            gives them, from 0).
+            `waits_for` (what it waited for last: engine, operand, hazard), `command`
+            (which of the program's commands it runs, as `program.walk()` gives them,
+            from 0), and `iterations` (a tuple of int, `loop` as numbers).
 
         Raises:
           KernelError: for a name that is no column.
@@ -275,7 +276,7 @@ class OpLog:
                 )
         # Piece by piece: what is made on the way stays small.
         columns: dict[str, np.ndarray] = {}
-        for first, piece in self._pieces(CHUNK_ROWS):
+        for first, piece in self._pieces(ROWS):
             for name in wanted:
                 part = piece.get(name)
                 if not first:
@@ -324,6 +325,7 @@ class OpLog:
                 iterations=inside.count * node.step,
                 repeats=inside.count,
                 loop=index.name,
+                depth=node.position,
                 file=sites[index].file,
                 line=sites[index].line,
                 start_ns=first_ps / 1000,
@@ -367,7 +369,7 @@ class OpLog:
         exports.write_jsonl(self, target)
 
     def to_parquet(self, target: output.Target) -> None:
-        """Write Parquet, which needs ``pip install kbjax[parquet]``; as `to_csv`."""
+        """Write Parquet, which needs ``pip install 'kbjax[parquet]'``; as `to_csv`."""
         exports.write_parquet(self, target)
 
     def to_perfetto(

@@ -5,17 +5,22 @@ are read from them, how a refusal is shown, and the JSON they print.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
 from kbjax import errors
+from kbjax.names import printable
 from kbjax.user_files import raised
 
 if TYPE_CHECKING:
+    from kbjax.cases import Case
     from kbjax.hardware import Hardware
 
 SCHEMA_VERSION = 1
@@ -49,17 +54,30 @@ KernelName = Annotated[
         autocompletion=_kernels_like,
     ),
 ]
-Context = Annotated[int | None, typer.Option(help="Keys, in tokens.")]
-Tile = Annotated[int | None, typer.Option(help="Keys a tile.")]
+Context = Annotated[
+    int | None, typer.Option(help="The size `context`: keys, in tokens.")
+]
+Tile = Annotated[
+    int | None,
+    typer.Option(help="The size `tile`: keys, or columns, that are worked on at once."),
+]
 DTypeName = Annotated[
     str | None,
-    typer.Option(help="float32, bfloat16, ...", autocompletion=_dtypes_like),
+    typer.Option(
+        help="The size `dtype`: float32, bfloat16, ...", autocompletion=_dtypes_like
+    ),
 ]
-NumPes = Annotated[int | None, typer.Option(help="PEs that run it.")]
-Seed = Annotated[int | None, typer.Option(help="Of the random inputs.")]
+NumPes = Annotated[
+    int | None, typer.Option(help="The size `num_pes`: PEs that run it.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The size `seed`: of the random inputs.")
+]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Any other size of the kernel."),
+    typer.Option(
+        metavar="NAME=VALUE", help="Any size of the kernel; `kbjax kernels` lists them."
+    ),
 ]
 HardwareName = Annotated[
     str,
@@ -74,8 +92,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
 def say_json(report: dict[str, Any]) -> None:
-    """Print a report as JSON, with its schema version."""
-    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **report}, default=str))
+    """Print a report as JSON, with its schema version: its own where it has one."""
+    whole = {"schema_version": SCHEMA_VERSION, **report}
+    typer.echo(json.dumps(whole, default=str, allow_nan=False))
 
 
 @contextlib.contextmanager
@@ -92,7 +111,9 @@ def refusals(as_json: bool) -> Iterator[None]:
             say_json({"error": refusal.to_dict()})
         else:
             Console(stderr=True).print(
-                f"{type(refusal).__name__}: {refusal}", markup=False, soft_wrap=True
+                printable(f"{type(refusal).__name__}: {refusal}", keep="\n"),
+                markup=False,
+                soft_wrap=True,
             )
         raise typer.Exit(1) from None
 
@@ -109,11 +130,81 @@ def hardware_report(name_or_path: str, found: Hardware) -> dict[str, Any]:
     return {"name": name_or_path, **found.to_dict()}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+      kernel: its name.
+      sizes: those that are given.
+      hardware: the name or path.
+    """
+
+    kernel: str
+    sizes: dict[str, Any]
+    hardware: str
+
+    @functools.cached_property
+    def on(self) -> Hardware:
+        """What `--hardware` names."""
+        return named_hardware(self.hardware)
+
+    def case(self) -> Case:
+        """The kernel with these sizes, on this hardware."""
+        from kbjax import catalogue
+
+        return catalogue.make(self.kernel, hardware=self.on, **self.sizes)
+
+    def report(self) -> dict[str, Any]:
+        """For JSON."""
+        hardware = hardware_report(self.hardware, self.on)
+        return {"kernel": self.kernel, "sizes": self.sizes, "hardware": hardware}
+
+
+def of_a_kernel(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the argument and the options that say which kernel, in which sizes
+    and on what hardware, before its own; it is given an `Asked` for them.
+
+    Args:
+      command: takes an `Asked`, and its own options by keyword.
+    """
+
+    def called(
+        kernel: KernelName,
+        *,
+        context: Context = None,
+        tile: Tile = None,
+        dtype: DTypeName = None,
+        num_pes: NumPes = None,
+        seed: Seed = None,
+        size: Sizes = None,
+        hardware: HardwareName = "default",
+        **own: Any,
+    ) -> None:
+        sizes = given_sizes(size, context=context, tile=tile, dtype=dtype,
+                       num_pes=num_pes, seed=seed)  # fmt: skip
+        command(Asked(kernel, sizes, hardware), **own)
+
+    *shared, _ = inspect.signature(called).parameters.values()
+    _, *own = inspect.signature(command).parameters.values()
+    hints = get_type_hints(called, include_extras=True)
+    hints |= get_type_hints(command, include_extras=True)
+    taken = [p.replace(annotation=hints[p.name]) for p in (*shared, *own)]
+    # What Typer reads.
+    called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    called.__annotations__ = hints
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    return called
+
+
 def given_sizes(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
     """The sizes that the command line gives: those with options of their own, and
-    ``NAME=VALUE`` as integers, booleans or text."""
+    ``NAME=VALUE`` as integers, floats, booleans, None or text."""
     given = {name: value for name, value in named.items() if value is not None}
     return given | _parsed(pairs or [])
+
+
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # as Python has them
 
 
 def _parsed(pairs: list[str]) -> dict[str, Any]:
@@ -126,7 +217,7 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
             raise typer.BadParameter("hardware is no size; use --hardware",
                                      param_hint="--size")  # fmt: skip
         try:
-            value = json.loads(text.lower() if text in ("True", "False") else text)
+            value = json.loads(_CONSTANTS.get(text, text), parse_constant=str)
         except json.JSONDecodeError:
             value = text
         found[name.replace("-", "_")] = value

@@ -7,15 +7,15 @@ A field's dataclass metadata holds its `Range` or `Table` under "allowed"; the u
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from kbjax import errors
+from kbjax.names import shown, unknown
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Table:
     def entry(self, path: str, key: object, number: object) -> int | float:
         """The checked number of one entry of the table at `path`; raises as above."""
         if key not in self.keys:
-            refuse_unknown(f"{path}.{key}", key, self.keys)
+            raise unknown(f"hardware has no {path}.{key}", key, self.keys)
         return self.entries.checked(f"{path}.{key}", number)
 
 
@@ -130,32 +130,8 @@ def check_fields(unit: Any, prefix: str = "") -> None:
         object.__setattr__(unit, field.name, value)
 
 
-def refuse_unknown(path: str, key: object, known: Iterable[str]) -> NoReturn:
-    """Raise the KernelError of a name that is none of `known`, with the nearest."""
-    known = list(known)
-    raise errors.KernelError(
-        f"hardware has no {path}",
-        allowed=", ".join(known),
-        remedy=f"The nearest is {nearest(str(key), known)}",
-    )
-
-
 def refuse_no_table(path: str, value: object, words: str) -> NoReturn:
     """Raise the KernelError of a value where a table of `words` belongs."""
     raise errors.KernelError(
         f"{path} must be a table", got=shown(value), allowed=f"a table of {words}"
     )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The spelling among `known` that is most like `name`."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
-
-
-def shown(value: object) -> str:
-    """`value` for a message, in at most one short line."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        text = "an integer of too many digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."

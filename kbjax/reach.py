@@ -56,6 +56,12 @@ _PLAIN = (
 )  # fmt: skip
 
 
+_COUNTED = (
+    enum.Enum, *_PLAIN, Index, itertools.count, Slice, np.ndarray, set, frozenset, list,
+    tuple, deque,
+)  # fmt: skip
+
+
 def is_a(value: Any, kinds: Any) -> bool:
     """`isinstance`, which does not ask the value."""
     return issubclass(type(value), kinds)
@@ -66,11 +72,12 @@ _AS_THEY_ARE = frozenset({int, bool, str, bytes, type(None)})
 
 class Reached(NamedTuple):
     """A value. `key` tells it apart from others of the same `name`, which is how the
-    kernel spells it."""
+    kernel spells it. `number` is what can be counted with, as `number` gives it."""
 
     key: str
     name: str
     value: Any
+    number: object | None
 
 
 def frames_of(frame: FrameType | None) -> list[FrameType]:
@@ -120,9 +127,17 @@ def text(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
+@lru_cache(maxsize=4096)
+def _is_counted(kind: type) -> bool:
+    """Whether some values of a type can be counted with."""
+    return issubclass(kind, _COUNTED)
+
+
 def _number(value: Any) -> object | None:
     if type(value) in _AS_THEY_ARE:
         return type(value), value
+    if not _is_counted(type(value)):  # type: ignore[arg-type]
+        return None
     if is_a(value, enum.Enum):
         return str(value)
     if is_a(value, _PLAIN):
@@ -184,8 +199,9 @@ class _Search:
             )
         if self.count >= _MOST:
             return
-        yield Reached(key, name, value)
-        if not depth or number(value) is not None or id(value) in self.seen:
+        counted = number(value)
+        yield Reached(key, name, value, counted)
+        if not depth or counted is not None or id(value) in self.seen:
             return
         self.seen.add(id(value))
         parts: list[_Part] = []

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kbjax import output, report_figures, report_page, report_style, tcm_map
+from kbjax import (
+    output,
+    report_figures,
+    report_overflow,
+    report_page,
+    report_style,
+    tcm_map,
+)
 from kbjax.op_log import OpLog
 from kbjax.plan import Plan
 from kbjax.site import Site
@@ -72,8 +79,8 @@ class Report:
             map=self.map,
             notes=self.notes(),
             refusal=str(self.plan.overflow) if self.plan.overflow else "",
-            tiles=self.tiles(summary),
-            summary=summary.rows() if summary else [],
+            headline_figures=self.headline_figures(summary),
+            summary=self.summary_rows(summary),
             plan=self.plan,
             tables=list(self.plan.tables()),
             files=sources(lines, summary, self.plan),
@@ -90,7 +97,15 @@ class Report:
             write(text)
         return len(text.encode("utf-8", "backslashreplace"))
 
-    def tiles(self, summary: Summary | None) -> list[tuple[str, str, str]]:
+    def summary_rows(self, summary: Summary | None) -> list[tuple[str, str]]:
+        """(name, figure) of the summary, or of the overflow."""
+        if summary is not None:
+            return summary.rows()
+        assert self.plan.overflow is not None
+        at_us = self.map.end_ps / 1e6
+        return report_overflow.rows(self.plan.overflow, self.plan, len(self.log), at_us)
+
+    def headline_figures(self, summary: Summary | None) -> list[tuple[str, str, str]]:
         """(name, figure, remark) of what matters most."""
         plan = self.plan
         found = [
@@ -102,12 +117,8 @@ class Report:
             )
         ]
         if summary is None:
-            end_us = self.map.end_ps / 1e6
-            over = (
-                "overflows",
-                f"at {end_us:,.3f} us",
-                str(plan.overflow.site) if plan.overflow and plan.overflow.site else "",
-            )
+            assert plan.overflow is not None
+            over = report_overflow.headline(plan.overflow, self.map.end_ps / 1e6)
             return [over, *found]
         busy = (
             f"{name} {use.utilisation:.0%}" for name, use in summary.engines.items()
@@ -196,13 +207,13 @@ def of(
 
 def _rows_within(log: OpLog, budget_bytes: int) -> int:
     """How many rows come before the first whose cursor is over the budget."""
-    step = 1 << 16
-    for first in range(0, len(log), step):
-        cursors = log[first : first + step].columns(["cursor_bytes"])["cursor_bytes"]
-        over = cursors > budget_bytes
+    before = 0
+    for chunk in log.chunks(names=["cursor_bytes"]):
+        over = chunk["cursor_bytes"] > budget_bytes
         if over.any():
-            return first + int(over.argmax())
-    return len(log)
+            return before + int(over.argmax())
+        before += len(over)
+    return before
 
 
 # --- source --------------------------------------------------------------------------

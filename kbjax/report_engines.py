@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbjax import report_style as style
+from kbjax.log_view import EngineSpan, FoldedOps, Op
 from kbjax.site import Site
 from kbjax.tcm_map import TcmMap
 from kbjax.time_axis import TimeAxis
-from kbjax.tracks import EngineSpan, FoldedOps, Op
 
 _LABELS = """
 let at = shown.length - 1;

@@ -128,7 +128,7 @@ def _draw_bands(figure: Any, bands: Sequence[Band], axis: TimeAxis) -> None:
     if not bands:
         return
     corners = [axis.at((band.start_ps, band.end_ps)).tolist() for band in bands]
-    heights = [[band.heights[0][1] / KIB, band.heights[1][1] / KIB] for band in bands]
+    heights = [[peak.cursor_bytes / KIB for peak in band.peaks] for band in bands]
     source = ColumnDataSource(
         {
             "xs": [[a, a, b, b] for a, b in corners],
@@ -157,7 +157,7 @@ def _draw_bands(figure: Any, bands: Sequence[Band], axis: TimeAxis) -> None:
         share = (corners[n][1] - corners[n][0]) / axis.end_us
         if share < _UPRIGHT and max(heights[n]) < tallest * 0.6:
             continue  # no room for its text
-        label = _band_label(bands[n])
+        label = band_label(bands[n])
         figure.text(
             x=[sum(corners[n]) / 2],
             y=[sum(heights[n]) / 4 if share >= _UPRIGHT else max(heights[n]) / 2],
@@ -180,12 +180,12 @@ def _band_title(band: Band) -> str:
     return f"{band.loop}: {band.iterations:,} steady iterations, not drawn one by one"
 
 
-def _band_label(band: Band) -> str:
-    first, last = (_innermost(text, band.loop) for text in (band.first, band.last))
+def band_label(band: Band) -> str:
+    """What is written in a band: which iterations, and how far apart they are."""
     turns = band.iterations // band.repeats
     every = "one" if turns == 1 else f"{turns:,}"
     return (
-        f"{band.loop} = {first:,} to {last:,}:\n{every} every "
+        f"{band.loop} = {band.first.number:,} to {band.last.number:,}:\n{every} every "
         f"{band.each_ps / 1000:,.7g} ns"
     )
 
@@ -194,18 +194,9 @@ def _band_more(band: Band) -> str:
     turns = band.iterations // band.repeats
     every = "each" if turns == 1 else f"every {turns:,}"
     return (
-        f"{band.first} to {band.last}; {every} {band.each_ps / 1000:,.7g} ns after the "
-        f"one before; {band.ops:,} ops; loop at {band.site}"
+        f"{band.first.text} to {band.last.text}; {every} {band.each_ps / 1000:,.7g} ns "
+        f"after the one before; {band.ops:,} ops; loop at {band.site}"
     )
-
-
-def _innermost(iterations: str, loop: str) -> int:
-    """The iteration of a loop in ``i=0;j=3``."""
-    for part in iterations.split(";"):
-        name, _, number = part.rpartition("=")
-        if name == loop:
-            return int(number)
-    return 0
 
 
 def _bytes(nbytes: int, start: int, end: int) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from kbjax import errors
+from kbjax import extras
 
 
 def require_bokeh() -> None:
@@ -15,13 +15,7 @@ def require_bokeh() -> None:
     Raises:
       KbjaxError: naming what to install.
     """
-    try:
-        import bokeh.plotting  # noqa: F401
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a report needs bokeh, which is not installed",
-            remedy="Install it: pip install 'kbjax[report]'",
-        ) from error
+    extras.module("bokeh.plotting", extra="report", use="a report")
 
 
 def rendered(template: str, figures: Any, **values: Any) -> str:

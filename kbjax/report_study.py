@@ -42,7 +42,9 @@ def html(table: StudyTable, x: str | None = None) -> str:
         _figures(found),
         title=str(table.study["name"]),
         about=f"study of {len(table.rows):,} points",
-        tiles=[("points", f"{n:,}", what) for what, n in table.counts.items() if n],
+        headline_figures=[
+            ("points", f"{n:,}", what) for what, n in table.counts.items() if n
+        ],
         notes=_notes(table, found),
         header=header,
         rows=rows,

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kbjax.names import printable
+
 if TYPE_CHECKING:
     from kbjax.plan import Plan
 
@@ -18,11 +20,12 @@ def print_plan(found: Plan) -> None:
     """The footprint, as its headline, notes and tables."""
     console = Console()
     colour = {"fits": "green", "tight": "yellow"}.get(found.verdict, "red")
-    console.print(f"[{colour}]{escape(found.headline())}[/{colour}]", highlight=False)
+    headline = _plain(found.headline(), keep="\n")
+    console.print(f"[{colour}]{headline}[/{colour}]", highlight=False)
     for note in found.notes():
-        console.print(escape(note), highlight=False)
+        console.print(_plain(note, keep="\n"), highlight=False)
     for title, header, rows in found.tables():
-        console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
+        console.print(f"\n[bold]{_plain(title)}[/bold]", highlight=False)
         console.print(_fitted(header, rows, console.width))
 
 
@@ -44,7 +47,7 @@ def _fitted(
         table.add_column(header[n], no_wrap=not words, overflow="fold")
     for row in rows:
         cells = ((header[n], row[n]) for n in kept)
-        table.add_row(*(escape(c[:room] if n == "source" else c) for n, c in cells))
+        table.add_row(*(_plain(c[:room] if n == "source" else c) for n, c in cells))
     return table
 
 
@@ -54,7 +57,7 @@ def print_run(report: dict[str, Any], rows: list[tuple[str, str]]) -> None:
     pes = report["summary"]["num_pes"]
     title = f"{report['kernel']} on {pes} PE{'s' if pes > 1 else ''}: {inputs}"
     table = Table(show_header=False, title=title, title_justify="left")
-    table.add_row("hardware", escape(report["hardware"]["name"]))
+    table.add_row("hardware", _plain(report["hardware"]["name"]))
     for name, figure in rows:
         table.add_row(name, figure)
     for step, taken in report["seconds"].items():
@@ -70,3 +73,8 @@ def print_run(report: dict[str, Any], rows: list[tuple[str, str]]) -> None:
         "[green]numbers agree[/green]" if good else "[red]NUMBERS DISAGREE[/red]",
         f"with the float64 reference ({report['fidelity']} replay)",
     )
+
+
+def _plain(text: str, keep: str = "") -> str:
+    """Text of a user: no markup of Rich's, no codes of the terminal's."""
+    return escape(printable(text, keep))

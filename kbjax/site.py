@@ -25,7 +25,7 @@ class Site:
     line: int
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}"
+        return f"{_name_of(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class ScopeLine:
 
     def __str__(self) -> str:
         return f"{self.name!r} of {self.site}" if self.name else str(self.site)
+
+
+@lru_cache(maxsize=4096)
+def _name_of(filename: str) -> str:
+    return Path(filename).name
 
 
 @lru_cache(maxsize=4096)

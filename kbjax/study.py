@@ -16,8 +16,9 @@ from typing import Any, Literal, cast, get_args
 
 from kbjax import errors
 from kbjax.hardware import Hardware, named
-from kbjax.ranges import FrozenTable, Table, shown
-from kbjax.study_axes import MOST_VALUES, canonical, refuse_unknown, value_of, values
+from kbjax.names import shown, unknown
+from kbjax.ranges import FrozenTable, Table
+from kbjax.study_axes import MOST_VALUES, canonical, value_of, values
 
 Step = Literal["plan", "time", "run"]
 STEPS: tuple[Step, ...] = get_args(Step)
@@ -101,7 +102,7 @@ class Study:
                 remedy="Give several as an axis: kernel = [...] among the axes",
             )
         if self.do not in STEPS:
-            refuse_unknown("`do`", self.do, STEPS)
+            raise unknown(f"`do` has no {shown(self.do)}", self.do, STEPS)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise errors.ShapeError("seed is a whole number", got=shown(self.seed))
         if not 0 <= self.seed < 2**63:
@@ -209,7 +210,9 @@ class Study:
                 raise errors.KernelError("a kernel is text", got=shown(kernel))
         for kernel in self.kernels:
             if kernel not in self.kernel_names:
-                refuse_unknown("the study", kernel, self.kernel_names)
+                raise unknown(
+                    f"the study has no {shown(kernel)}", kernel, self.kernel_names
+                )
         for name in (
             *self.axes,
             *self.sizes,
@@ -249,11 +252,11 @@ def _check_hardware_field(name: str) -> None:
     unit, _, key = name.partition(".")
     units = {one.name: one.default for one in dataclasses.fields(Hardware)}
     if unit not in units:
-        refuse_unknown("hardware", unit, units)
+        raise unknown(f"hardware has no {shown(unit)}", unit, units)
     fields = dataclasses.fields(cast(Any, units[unit]))
     known = [f.name for f in fields if not isinstance(f.metadata["allowed"], Table)]
     if key not in known:
-        refuse_unknown(unit, key, known)
+        raise unknown(f"{unit} has no {shown(key)}", key, known)
 
 
 def _with_fields(hardware: Hardware, fields: Mapping[str, Any]) -> Hardware:

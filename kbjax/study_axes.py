@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from kbjax import errors
-from kbjax.ranges import nearest, shown
+from kbjax.names import shown, unknown
 
 MOST_VALUES = 100_000  # of one axis, and points of a study
 _RANGE = ("from", "to", "step", "factor")
@@ -71,16 +71,6 @@ def value_of(name: str, value: object) -> int | float | bool | str:
     )
 
 
-def refuse_unknown(what: str, key: object, known: Iterable[str]) -> NoReturn:
-    """Raise the KernelError of a key that is none of `known`, with the nearest."""
-    known = list(known)
-    raise errors.KernelError(
-        f"{what} has no {shown(key)}",
-        allowed=", ".join(known),
-        remedy=f"The nearest is {nearest(str(key), known)}",
-    )
-
-
 def canonical(value: object) -> str:
     """JSON that is the same for equal values: keys sorted, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -89,7 +79,7 @@ def canonical(value: object) -> str:
 def _stepped(name: str, given: Mapping[Any, Any]) -> list[int | float]:
     for key in given:
         if key not in _RANGE:
-            refuse_unknown(f"the axis {name}", key, _RANGE)
+            raise unknown(f"the axis {name} has no {shown(key)}", key, _RANGE)
     by = [key for key in ("step", "factor") if key in given]
     if len(by) != 1 or "from" not in given or "to" not in given:
         _refuse(f"the axis {name} is no range", ", ".join(map(str, given)), _FORMS)

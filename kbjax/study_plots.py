@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from pathlib import Path
 from typing import Any
 
-from kbjax import errors, output
+from kbjax import errors, extras, output
+from kbjax.names import printable
 from kbjax.study_curves import Curves, Line, Panel, curves
-from kbjax.study_table import StudyTable, printable
+from kbjax.study_table import StudyTable
 
 FORMATS = ("png", "svg")
 _MARKERS, _DASHES = "osD^v<>p", ("-", "--", ":")
@@ -132,10 +132,4 @@ def _plain(text: str) -> str:
 
 
 def _figures() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise errors.KbjaxError(
-            "a plot needs matplotlib, which is not installed",
-            remedy="Run pip install 'kbjax[plot]'",
-        ) from error
+    return extras.module("matplotlib.figure", extra="plot", use="a plot")

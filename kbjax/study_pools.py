@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.resource_tracker
@@ -18,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from kbjax import errors
+from kbjax import errors, extras
 
 NO_WORKER_S = 60.0  # of a cluster, until a study ends
 _ASK_S = 2.0  # between two looks at a cluster
@@ -124,13 +123,7 @@ class Cluster:
     """
 
     def __init__(self, address: str) -> None:
-        try:
-            distributed = importlib.import_module("distributed")
-        except ImportError as error:
-            raise errors.KbjaxError(
-                "a cluster needs distributed, which is not installed",
-                remedy="Run pip install 'kbjax[cluster]'",
-            ) from error
+        distributed = extras.module("distributed", extra="cluster", use="a cluster")
         try:
             self._client = distributed.Client(
                 address, timeout="15s", set_as_default=False

@@ -10,9 +10,8 @@ from pathlib import Path
 from kbjax import errors, user_files
 from kbjax.hardware import Hardware
 from kbjax.hardware_toml import Source
-from kbjax.ranges import shown
+from kbjax.names import shown, unknown
 from kbjax.study import Study
-from kbjax.study_axes import refuse_unknown
 
 _KEYS = ("name", "kernel", "do", "seed", "hardware", "sizes", "axes", "kernels")
 _MOST_BYTES = 16 << 20  # of a file: more is no study, but /dev/zero perhaps
@@ -38,7 +37,7 @@ def from_toml(path: str | os.PathLike[str]) -> Study:
     for key in tables:
         with source.errors_at(key):
             if key not in _KEYS:
-                refuse_unknown("a study", key, _KEYS)
+                raise unknown(f"a study has no {shown(key)}", key, _KEYS)
     with source.errors_at("hardware"):
         on = tables.get("hardware", "default")
         if isinstance(on, str) and on not in Hardware.profiles():

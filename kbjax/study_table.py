@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import html
-import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kbjax import errors, output
+from kbjax import extras, output
+from kbjax.names import printable
 from kbjax.study_row import StudyRow, column_of, columns
 from kbjax.study_status import Status
 from kbjax.study_versions import mixed
@@ -139,14 +139,8 @@ class StudyTable:
         Raises:
           KbjaxError: without pyarrow, and what `to_json` does.
         """
-        try:
-            arrow = importlib.import_module("pyarrow")
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise errors.KbjaxError(
-                "Parquet needs pyarrow, which is not installed",
-                remedy="Run pip install 'kbjax[parquet]'",
-            ) from error
+        arrow = extras.module("pyarrow", extra="parquet", use="Parquet")
+        parquet = extras.module("pyarrow.parquet", extra="parquet", use="Parquet")
         arrays = {n: _array(arrow, cells) for n, cells in self.columns().items()}
         about = {"schema_version": str(SCHEMA_VERSION), "study": json.dumps(self.study)}
         table = arrow.table(arrays).replace_schema_metadata(about)
@@ -181,11 +175,6 @@ def _figure(name: str, cell: Any) -> str:
     if isinstance(cell, float) and name == "error":
         return f"{cell:.1e}"
     return shown(cell)
-
-
-def printable(text: str) -> str:
-    """`text` with what moves a cursor or changes a colour as its escape."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _cell(cell: object) -> object:

@@ -17,16 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kbjax import expr, trace
-from kbjax.exports import Log
 from kbjax.expr import Expr, Var
 from kbjax.footprint import Allocation
+from kbjax.log_view import FoldedOps, Iteration, Log, Op, Peak
 from kbjax.program import Block, Command, Loop, Program, Scope
 from kbjax.refs import Ref
 from kbjax.site import ScopeLine, Site
-from kbjax.tracks import FoldedOps, Op
 
 MOST_OPS = 20_000
-RING = "circular_buffer"
 
 
 @dataclass(frozen=True)
@@ -67,22 +65,23 @@ class Band:
     """Steady iterations of a loop, which are not drawn one by one.
 
     Attributes:
-      loop: its name; `first` and `last`: the iterations, as text, that are folded.
+      loop: its name; `first` and `last` are the iterations from which and to which
+        they are folded.
       each_ps: what a repeat moves all times by; `repeats` of them are
         `iterations` iterations.
-      heights: (time, highest cursor in bytes) in the first repeat and in the last.
+      peaks: of the cursor, in the first repeat and in the last.
       ops: rows of the log.
     """
 
     loop: str
-    first: str
-    last: str
+    first: Iteration
+    last: Iteration
     iterations: int
     repeats: int
     each_ps: float
     start_ps: int
     end_ps: int
-    heights: tuple[tuple[int, int], tuple[int, int]]
+    peaks: tuple[Peak, Peak]
     ops: int
     site: Site
 
@@ -113,13 +112,8 @@ class TcmMap:
     def highest_bytes(self) -> int:
         """The highest cursor that is drawn."""
         ends = [buffer.end_bytes for buffer in self.buffers]
-        ends += [height for band in self.bands for _, height in band.heights]
+        ends += [peak.cursor_bytes for band in self.bands for peak in band.peaks]
         return max(ends, default=0)
-
-    @property
-    def persistent_bytes(self) -> int:
-        """Where the highest buffer outside any scope ends."""
-        return max((b.end_bytes for b in self.buffers if b.persistent), default=0)
 
 
 def of(log: Log, pe: int = 0, most_ops: int = MOST_OPS, folding: bool = True) -> TcmMap:
@@ -158,17 +152,17 @@ def of(log: Log, pe: int = 0, most_ops: int = MOST_OPS, folding: bool = True) ->
 
 
 def _band(loop: FoldedOps) -> Band:
-    first, last = loop.peaks[0], loop.peaks[-1]
+    first, last = loop.peaks
     return Band(
         loop=loop.loop,
-        first=loop.loops[0],
-        last=loop.loops[1],
+        first=loop.ends[0],
+        last=loop.ends[1],
         iterations=loop.iterations,
         repeats=loop.repeats,
-        each_ps=(last[0] - first[0]) / max(loop.repeats - 1, 1),
+        each_ps=(last.at_ps - first.at_ps) / max(loop.repeats - 1, 1),
         start_ps=loop.start_ps,
         end_ps=loop.end_ps,
-        heights=(first, last),
+        peaks=(first, last),
         ops=loop.rows,
         site=Site(loop.file, loop.line),
     )
@@ -233,7 +227,7 @@ class _Drawing:
     def add(self, op: Op) -> None:
         """An op, which comes after those before it in the log."""
         at = self._commands[op.command]
-        indices = _iterations(op.loop)
+        indices = op.iterations
         for scope, depth in at.scopes:
             key = (id(scope), indices[:depth])
             self._ends[key] = max(self._ends.get(key, 0), op.end_ps)
@@ -253,12 +247,12 @@ class _Drawing:
             for loop in made.loops
         }
         slot = 0
-        if made.op == RING:
-            each = made.nbytes // made.shape[0]
+        if made.slots:
+            each = made.nbytes // made.slots
             slot = self._value(ref.offset, {**env, **turns}) // each
         key = (made.uid, tuple(turns.values()), slot)
         known = self._open.get(key)
-        if known is None or (writes and made.op == RING):
+        if known is None or (writes and made.slots):
             known = self._begin(op, at, made, {**env, **turns}, slot)
             self._open[key] = known
             self._all.append(known)
@@ -271,11 +265,11 @@ class _Drawing:
         start = expr.const(made.cursor_bytes)
         start_bytes = self._value(self._program.moved(start, made.loops), env)
         nbytes, aligned, tile = made.nbytes, made.aligned_bytes, made.tile
-        if made.op == RING:
-            nbytes //= made.shape[0]
+        if made.slots:
+            nbytes //= made.slots
             start_bytes += slot * nbytes
             aligned, shape = nbytes, ",".join(map(str, made.shape[1:]))
-            tile = f"{made.dtype.name}[{shape}], slot {slot} of {made.shape[0]}"
+            tile = f"{made.dtype.name}[{shape}], slot {slot} of {made.slots}"
         scope = None
         if made.scope_depth and len(at.scopes) >= made.scope_depth:
             inner, depth = at.scopes[made.scope_depth - 1]
@@ -351,10 +345,3 @@ class _Taken:
 
 def _line(scope: Scope) -> ScopeLine:
     return ScopeLine(scope.name, scope.site)
-
-
-def _iterations(loop: str) -> tuple[int, ...]:
-    """``j=3;i=0`` as (3, 0)."""
-    if not loop:
-        return ()
-    return tuple(int(part.rpartition("=")[2]) for part in loop.split(";"))

@@ -9,44 +9,34 @@ says of what fails which command diverged first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kbjax import errors, findings, laws
+from kbjax import checks as made_checks
+from kbjax import errors
 from kbjax.call import KernelCall
-from kbjax.cases import Case, tolerance
-from kbjax.findings import Subject
-from kbjax.ranges import nearest
+from kbjax.cases import Case
+from kbjax.checks import Asked, Finding
+from kbjax.names import unknown
+from kbjax.subject import Subject
 
 SCHEMA_VERSION = 1
-CHECKS = ("numbers", "fidelity", "poison", "pes", "op_log", "footprint")
+CHECKS = tuple(made_checks.CHECKS)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What came of one check.
+class CheckReport:
+    """What came of all checks of a kernel.
 
     Attributes:
-      check: its name, one of `CHECKS`.
-      status: passed, failed, or n/a where the check does not apply to the kernel.
-      detail: the figures; of a failure what differs, where, and the first diverging
-        command; why, where it does not apply.
+      kernel: its name.
+      findings: one for each check that was asked for, in the order of `CHECKS`.
     """
-
-    check: str
-    status: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.check} {self.status}: {self.detail}"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What came of all checks of a kernel."""
 
     kernel: str
     findings: tuple[Finding, ...]
@@ -74,75 +64,45 @@ class Report:
 class KernelAssertionError(AssertionError):
     """Checks of a kernel failed; all that did are in `.report`."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: CheckReport) -> None:
         self.report = report
         super().__init__(str(report))
 
 
 def assert_kernel(
-    call: KernelCall,
-    args: Sequence[Any],
-    reference: Any,
-    *,
-    rtol: float | None = None,
-    atol: float = 0.0,
-    max_scratch_bytes: int | None = None,
-    checks: Sequence[str] = CHECKS,
-) -> Report:
+    call: KernelCall, args: Sequence[Any], reference: Any, **options: Any
+) -> CheckReport:
     """Run a kernel in every way that must give the same, and compare.
 
     Args:
-      call: the kernel with its outputs, PEs and hardware.
-      args: its input arrays.
-      reference: what must come out: a function of the inputs as NumPy arrays, or the
-        result itself; a tuple where there are several outputs, the first of them.
-      rtol: the largest error of an output allowed, relative to the largest element of
-        its reference. None: that of a kernel that accumulates in float32 and gives the
-        output's dtype (`kbjax.cases.tolerance`), 0 for integers.
-      atol: is added to it, in the output's own unit.
-      max_scratch_bytes: the most scratch that the kernel may take at its peak. None:
-        the hardware's budget.
-      checks: which to run, of `CHECKS` (docs/testing.md says what each means).
+      call, args, reference, options: as `report` takes them.
 
     Returns:
       What was found. A check that does not apply is in it as "n/a", with the reason.
 
     Raises:
       KernelAssertionError: where any check fails, with all that do.
-      KbjaxError: for a kernel that is refused when it is recorded, or a name that is no
-        check.
+      KbjaxError: as of `report`.
     """
     __tracebackhide__ = True  # pytest shows the test's line
-    found = report(
-        call,
-        args,
-        reference,
-        rtol=rtol,
-        atol=atol,
-        max_scratch_bytes=max_scratch_bytes,
-        checks=checks,
-    )
-    if found.failed:
-        raise KernelAssertionError(found)
-    return found
+    return _held(report(call, args, reference, **options))
 
 
-def assert_case(
-    case: Case,
-    *,
-    max_scratch_bytes: int | None = None,
-    checks: Sequence[str] = CHECKS,
-) -> Report:
-    """`assert_kernel` of a case: its arrays, its reference and its tolerance."""
+def assert_case(case: Case, **options: Any) -> CheckReport:
+    """`assert_kernel` of a case: its arrays, its reference and its tolerance.
+
+    Args:
+      case: what to run.
+      options: as `report` takes them; `rtol` in place of the case's tolerance.
+    """
     __tracebackhide__ = True
-    return assert_kernel(
-        case.call,
-        case.arrays,
-        case.reference,
-        rtol=case.tolerance,
-        max_scratch_bytes=max_scratch_bytes,
-        checks=checks,
-    )
+    return _held(report_case(case, **options))
+
+
+def report_case(case: Case, **options: Any) -> CheckReport:
+    """As `assert_case`, but a failure is in the report and is not raised."""
+    options = {"rtol": case.tolerance, **options}
+    return report(case.call, case.arrays, case.reference, **options)
 
 
 def report(
@@ -154,109 +114,89 @@ def report(
     atol: float = 0.0,
     max_scratch_bytes: int | None = None,
     checks: Sequence[str] = CHECKS,
-) -> Report:
-    """As `assert_kernel`, but a failure is in the report and is not raised."""
+) -> CheckReport:
+    """Run a kernel in every way that must give the same, and say what was found.
+
+    Args:
+      call: the kernel with its outputs, PEs and hardware.
+      args: its input arrays, a tuple or a list.
+      reference: what must come out: a function of the inputs as NumPy arrays, which it
+        may not change, or the result itself; a tuple where there are several outputs,
+        the first of them.
+      rtol: the largest error of an output allowed, relative to the largest finite
+        element of its reference. None: that of a kernel that accumulates in float32 and
+        gives the output's dtype (`kbjax.cases.tolerance`), 0 for integers.
+      atol: is added to it, in the output's own unit.
+      max_scratch_bytes: the most scratch that the kernel may take at its peak. None:
+        the hardware's budget.
+      checks: which to run, of `CHECKS` (docs/testing.md says what each means).
+
+    Raises:
+      ShapeError, DTypeError: for a reference that is no array of real numbers of the
+        output's shape.
+      KbjaxError: for a kernel that is refused when it is recorded, and for arguments
+        that would let anything pass.
+    """
+    asked = Asked(reference, rtol, atol, max_scratch_bytes)
+    _check_call(call, args)
+    _check_limits(asked)
+    _check_names(checks)
+    subject = Subject(call, tuple(args))
+    findings = tuple(
+        check(subject, asked)
+        for name, check in made_checks.CHECKS.items()
+        if name in checks
+    )
+    return CheckReport(subject.program.name, findings)
+
+
+def _held(found: CheckReport) -> CheckReport:
+    __tracebackhide__ = True
+    if found.failed:
+        raise KernelAssertionError(found)
+    return found
+
+
+# --- what is refused -----------------------------------------------------------------
+
+
+def _check_call(call: object, args: object) -> None:
+    if not isinstance(call, KernelCall):
+        raise errors.KernelError(
+            "what is tested is no kernel call",
+            got=f"a {type(call).__name__}",
+            remedy="Make one with kb.kernel_call(kernel, out_shape)",
+        )
+    if not isinstance(args, tuple | list):
+        raise errors.KernelError(
+            "args is a tuple or a list of the kernel's input arrays",
+            got=f"a {type(args).__name__}",
+            remedy="Write (x,) for one array",
+        )
+
+
+def _check_limits(asked: Asked) -> None:
+    """Refuse limits that let anything pass, or nothing."""
+    for name in ("rtol", "atol", "max_scratch_bytes"):
+        value = getattr(asked, name)
+        if value is None and name != "atol":
+            continue
+        is_number = isinstance(value, numbers.Real) and not isinstance(
+            value, bool | np.bool_
+        )
+        if not (is_number and 0 <= value < math.inf):
+            raise errors.KernelError(
+                f"{name} is a number", got=repr(value), allowed=">= 0, and finite"
+            )
+
+
+def _check_names(checks: Sequence[str]) -> None:
+    if isinstance(checks, str) or not checks:
+        raise errors.KernelError(
+            "checks is a list of the names of checks, at least one",
+            got=repr(checks),
+            allowed=", ".join(CHECKS),
+        )
     for name in checks:
         if name not in CHECKS:
-            raise errors.KernelError(
-                f"there is no check {name!r}",
-                allowed=", ".join(CHECKS),
-                remedy=f"The nearest is {nearest(name, CHECKS)}",
-            )
-    subject = Subject(call, tuple(args))
-    run: dict[str, Callable[[], tuple[str, str]]] = {
-        "numbers": lambda: _numbers(subject, reference, rtol, atol),
-        "fidelity": subject.fidelity,
-        "poison": subject.poison,
-        "pes": subject.one_against_many,
-        "op_log": lambda: _op_log(subject),
-        "footprint": lambda: _footprint(subject, max_scratch_bytes),
-    }
-    made = [Finding(name, *run[name]()) for name in CHECKS if name in checks]
-    return Report(subject.program.name, tuple(made))
-
-
-# --- the checks ----------------------------------------------------------------------
-
-
-def _numbers(
-    subject: Subject, reference: Any, rtol: float | None, atol: float
-) -> tuple[str, str]:
-    given = [np.asarray(array) for array in subject.arrays]
-    found = reference(*given) if callable(reference) else reference
-    wanted = found if isinstance(found, tuple | list) else (found,)
-    outputs = subject.outputs
-    if len(wanted) > len(outputs):
-        raise errors.ShapeError(
-            "there are more references than outputs",
-            got=f"{len(wanted)} and {len(outputs)}",
-        )
-    said = []
-    for number, one in enumerate(wanted):
-        got, want = outputs[number], np.asarray(one).astype(np.float64)
-        name = f"output {number}: " if len(outputs) > 1 else ""
-        if got.shape != want.shape:
-            raise errors.ShapeError(
-                f"{name}the output and the reference differ in shape",
-                got=f"{got.shape} and {want.shape}",
-            )
-        wide = got.astype(np.float64)
-        with np.errstate(all="ignore"):
-            off = np.abs(wide - want)
-        largest = float(np.max(np.abs(want), initial=0.0))
-        relative = _tolerance(got.dtype) if rtol is None else rtol
-        allowed = relative * (largest or 1.0) + atol
-        wrong = ~(off <= allowed)  # a NaN on either side is wrong
-        error = float(np.max(off, initial=0.0)) / (largest or 1.0)
-        figures = f"error {error:.3g} of the largest element, {relative:.3g} allowed"
-        if atol:
-            figures += f" and {atol:.3g}"
-        if not wrong.any():
-            said.append(name + figures)
-            continue
-        lines = [
-            f"{name}{figures}; {int(wrong.sum())} of {wrong.size} elements are wrong"
-        ]
-        for word, at in findings.first_and_worst(wrong, off):
-            lines.append(f"{word} {at}: got {wide[at]!s}, expected {want[at]!s}")
-            lines += subject.last_store(number, at)
-        lines += subject.why_wrong(number, want)
-        return "failed", "\n    ".join(lines)
-    return "passed", "; ".join(said)
-
-
-def _tolerance(dtype: np.dtype) -> float:
-    exact = ("int32", "int16", "int8", "uint8", "bool")
-    return tolerance(dtype.name, *exact)
-
-
-def _op_log(subject: Subject) -> tuple[str, str]:
-    log = subject.log
-    broken = laws.broken(log)
-    if broken:
-        return "failed", "\n    ".join(broken)
-    rows = f"{len(log):,} rows"
-    if len(log) > laws.MOST_ROWS:
-        rows += f", the bytes of the first {laws.MOST_ROWS:,} followed"
-    return "passed", f"{log.total_ns:,.3f} ns, {rows}"
-
-
-def _footprint(subject: Subject, max_scratch_bytes: int | None) -> tuple[str, str]:
-    program = subject.program
-    peak = program.peak_scratch
-    budget = program.hardware.pe_tcm.scratch_bytes
-    most = budget if max_scratch_bytes is None else max_scratch_bytes
-    figures = f"peak {peak:,} B of {most:,} B"
-    lines = []
-    if peak > most:
-        plan = subject.call.plan(*subject.arrays, vary=[])
-        lines.append(f"{figures}; held at the peak:")
-        held = sorted(plan.buffers, key=lambda one: -one.nbytes)[:5]
-        lines += [
-            f"{one.nbytes:,} B in {one.count} x {one.tile} ({one.op} at {one.site})"
-            for one in held
-        ]
-    past = subject.bytes_past(peak)
-    if past:
-        lines.append(f"{figures}; {past}")
-    return ("failed", "\n    ".join(lines)) if lines else ("passed", figures)
+            raise unknown(f"there is no check {name!r}", name, CHECKS)

@@ -18,27 +18,18 @@ from typing import Any
 import numpy as np
 
 from kbjax import chrome, errors, output, tracks
-from kbjax.exports import ROWS, Log
-from kbjax.tracks import EngineSpan, FoldedOps, Item, Op
+from kbjax.log_view import (
+    EngineSpan,
+    Fold,
+    FoldedOps,
+    Item,
+    Iteration,
+    Log,
+    Op,
+    Peak,
+)
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Rows `first_row` to `stop_row` of a log: `iterations` steady ones of a loop,
-    which are `repeats` times the same rows, moved in time."""
-
-    pe: int
-    first_row: int
-    stop_row: int
-    iterations: int
-    repeats: int
-    loop: str
-    file: str
-    line: int
-    start_ns: float
-    end_ns: float
 
 
 @dataclass(frozen=True)
@@ -249,9 +240,9 @@ class _Rows:
         at = 0
         for fold in [*self._folds, None]:
             stop = fold.first_row if fold else len(self._log)
-            for first in range(at, stop, ROWS):
-                rows = range(first, min(first + ROWS, stop))
-                columns = self._log[rows.start : rows.stop].columns(["pe", "start_ps"])
+            for columns in self._log[at:stop].chunks(names=["pe", "start_ps"]):
+                rows = range(at, at + len(columns["pe"]))
+                at = rows.stop
                 mine = np.isin(columns["pe"], list(self._pes))
                 yield rows, columns["start_ps"][mine]
             if fold is None:
@@ -294,14 +285,16 @@ class _Rows:
             last_cursor_bytes=last.cursors[1],
             peaks=(first.peak, last.peak),
             repeats=times,
-            loops=(
-                self._iteration(fold.first_row),
-                self._iteration(fold.stop_row - 1),
+            ends=(
+                self._iteration(fold, fold.first_row),
+                self._iteration(fold, fold.stop_row - 1),
             ),
         )
 
-    def _iteration(self, row: int) -> str:
-        return str(self._log[row : row + 1].columns(["loop"])["loop"][0])
+    def _iteration(self, fold: Fold, row: int) -> Iteration:
+        found = self._log[row : row + 1].columns(["loop", "iterations"])
+        number = found["iterations"][0][fold.depth]
+        return Iteration(int(number), str(found["loop"][0]))
 
 
 def _rows(fold: Fold) -> int:
@@ -316,7 +309,7 @@ class _Part:
       engines: what each engine does.
       depth: the least scope depth.
       cursors: at the first and the last op of that depth.
-      peak: (start, highest cursor).
+      peak: when the first starts, and the highest cursor.
     """
 
     def __init__(self, log: Log, first: int, stop: int) -> None:
@@ -326,8 +319,7 @@ class _Part:
         self.cursors = (0, 0)
         start, highest = -1, 0
         names = ["engine", "start_ps", "end_ps", "scope_depth", "cursor_bytes"]
-        for at in range(first, stop, ROWS):
-            found = log[at : min(at + ROWS, stop)].columns(names)
+        for found in log[first:stop].chunks(names=names):
             engine, starts, ends, depth, cursor = (found[name] for name in names)
             for name in dict.fromkeys(engine.tolist()):
                 self._add(name, starts[engine == name], ends[engine == name])
@@ -338,7 +330,7 @@ class _Part:
                 self.cursors = (self.cursors[0], int(cursor[depth == self.depth][-1]))
             start = min(start, int(starts.min())) if start >= 0 else int(starts.min())
             highest = max(highest, int(cursor.max()))
-        self.peak = (start, highest)
+        self.peak = Peak(start, highest)
 
     def _add(self, name: str, starts: np.ndarray, ends: np.ndarray) -> None:
         start, end = int(starts.min()), int(ends.max())

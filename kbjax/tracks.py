@@ -13,98 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kbjax.log_view import EngineSpan, FoldedOps, Item, Op
+
 # The order of a PE's tracks; an engine that is not here comes after these.
 GROUPS = ("scopes", "dma", "gemm", "math", "link", "wait")
-
-
-class Op(NamedTuple):
-    """One row of the log: its columns, with times in picoseconds."""
-
-    op: int
-    pe: int
-    engine: str
-    op_name: str
-    start_ps: int
-    end_ps: int
-    shape: str
-    dtype: str
-    nbytes: int
-    flops: int
-    src_addrs: str
-    dst_addr: str
-    scope_depth: int
-    cursor_bytes: int
-    loop: str
-    file: str
-    line: int
-    command: int
-
-    @property
-    def rows(self) -> int:
-        """Rows that it stands for; as of the next two, the same as of `FoldedOps`."""
-        return 1
-
-    @property
-    def last_cursor_bytes(self) -> int:
-        return self.cursor_bytes
-
-    @property
-    def peaks(self) -> tuple[tuple[int, int], ...]:
-        return ((self.start_ps, self.cursor_bytes),)
-
-
-@dataclass(frozen=True)
-class EngineSpan:
-    """What one engine does in a folded loop, from the start of its first op to the end
-    of its last; its op before the loop has ended, its op after has not begun."""
-
-    engine: str
-    start_ps: int
-    end_ps: int
-    ops: int
-    busy_ps: int
-
-
-@dataclass(frozen=True)
-class FoldedOps:
-    """Steady iterations of a loop, drawn as one slice an engine.
-
-    Attributes:
-      op: the first row; `rows` rows are folded.
-      engines: what each engine that is busy does.
-      scope_depth: the depth at which the whole of the loop runs.
-      cursor_bytes: the cursor at the first op of that depth; `last_cursor_bytes` at
-        the last one.
-      peaks: (time, highest cursor) of the first and of the last repeat.
-      repeats: how many times the same rows come.
-      loops: the iterations, as text, of the first row and of the last.
-    """
-
-    op: int
-    pe: int
-    rows: int
-    iterations: int
-    loop: str
-    file: str
-    line: int
-    engines: tuple[EngineSpan, ...]
-    scope_depth: int
-    cursor_bytes: int
-    last_cursor_bytes: int
-    peaks: tuple[tuple[int, int], ...]
-    repeats: int
-    loops: tuple[str, str]
-
-    @property
-    def start_ps(self) -> int:
-        return min(span.start_ps for span in self.engines)
-
-    @property
-    def end_ps(self) -> int:
-        return max(span.end_ps for span in self.engines)
-
-
-Item = Op | FoldedOps
 
 
 @dataclass

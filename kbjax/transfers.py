@@ -147,7 +147,7 @@ class Transfers(Aliases):
             )  # fmt: skip
         kind = self._dtype(dtype, site)
         whole = (slots, *self._shape(shape, site))
-        tile = self._allocate("circular_buffer", whole, kind, site)
+        tile = self._allocate("circular_buffer", whole, kind, site, slots)
         recorder = self._recorder
         recorder.counts = {**recorder.counts, tile.ref.root: Count()}
         return CircularBuffer(self, tile)

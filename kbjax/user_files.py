@@ -1,4 +1,4 @@
-"""A user's own file of kernels: run once, and what goes wrong in it said of its line."""
+"""A user's own file of kernels: run once; what goes wrong in it is said of its line."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from kbjax.program import (
     Program,
     Scope,
     SendCmd,
-    Statement,
     StoreCmd,
 )
 from kbjax.state import State
 from kbjax.tiles import Env
 
-MOST_BYTES = 1 << 28  # that a trace keeps; what runs later is not looked at
+MOST_BYTES = 1 << 28  # that a watch keeps; what runs later is not looked at
+_STEP_BYTES = 200  # of a Step itself, beside its value
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass
-class Trace:
+class Watch:
     """What ran on each PE.
 
     Attributes:
@@ -61,18 +61,17 @@ class Trace:
     commands: tuple[Command, ...]
     steps: dict[int, list[Step]]
     full: bool = True
-    outputs: tuple[np.ndarray, ...] = ()
     _bytes: int = field(default=0, repr=False)
 
     def add(self, pe: int, step: Step) -> None:
         """After a run; nothing once `MOST_BYTES` are kept."""
-        self._bytes += step.value.nbytes + 200
+        self._bytes += step.value.nbytes + _STEP_BYTES
         if self._bytes > MOST_BYTES:
             self.full = False
         else:
             self.steps[pe].append(step)
 
-    def told(self, pe: int, step: Step) -> str:
+    def sentence(self, pe: int, step: Step) -> str:
         """``command 17 (add at file.py:27, iteration j=3): <the command>``."""
         command = self.commands[step.number]
         where = "".join(f", iteration {n}={i}" for n, i in step.loop)
@@ -84,29 +83,36 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Watcher(Replay):
-    """A walk that tells `trace` what each command wrote."""
+class _Watcher:
+    """What a replay calls after every command: it adds what the command wrote.
 
-    trace: Any = None
-    numbers: Mapping[int, int] = field(default_factory=dict)
+    Attributes:
+      kept: what it is added to.
+      numbers: of each command, by its `id`.
+    """
 
-    def _statement(self, item: Statement, state: State, env: Env, mask: Any) -> State:
-        after = super()._statement(item, state, env, mask)
-        if not isinstance(item, Loop | Scope):
-            self._tell(item, state, after, env, mask)
-        return after
+    kept: Watch
+    numbers: Mapping[int, int]
 
-    def _tell(
-        self, item: Command, before: State, after: State, env: Env, mask: Any
+    def __call__(
+        self,
+        replay: Replay,
+        item: Command,
+        before: State,
+        after: State,
+        env: Env,
+        mask: Any,
     ) -> None:
+        """The `on_command` of a replay."""
+        lead = replay.lead
         starts: tuple[Any, ...] = ()
         if isinstance(item, StoreCmd):
-            window = self._window(item.view, before, env)
+            window = replay.window(item.view, before, env)
             value = hbm.load(
                 after.tensors[item.view.slot],
                 window,
                 jnp.zeros((), item.view.dtype.numpy),
-                self.lead,
+                lead,
                 item.view.dtype.numpy,
                 in_parts=False,
             )
@@ -117,11 +123,10 @@ class Watcher(Replay):
             assert item.writes is not None
             value = after.tiles.read(item.writes, env)
         indices = {v: i for v, i in env.items() if not v.is_pe}
-        pes = jnp.ravel(jnp.asarray(env[self.program.program_id]))
-        lead = pes.shape
+        pes = jnp.ravel(jnp.asarray(env[replay.program.program_id]))
 
         def each(x: Any) -> Any:
-            return jnp.broadcast_to(jnp.asarray(x), lead)
+            return jnp.broadcast_to(jnp.asarray(x), pes.shape)
 
         on = each(True if mask is None else mask)
         io_callback(
@@ -133,7 +138,7 @@ class Watcher(Replay):
             on,
             [jnp.asarray(i) for i in indices.values()],
             [each(start) for start in starts],
-            value if self.lead else value[None],
+            value if lead else value[None],
             ordered=True,
         )
 
@@ -154,16 +159,16 @@ class Watcher(Replay):
         ):
             if runs:
                 at = tuple(int(np.asarray(start)[row]) for start in starts)
-                self.trace.add(pe, Step(number, loop, values[row].copy(), at))
+                self.kept.add(pe, Step(number, loop, values[row].copy(), at))
 
 
-def trace(
+def watch(
     program: Program,
     arrays: Sequence[Any],
     fidelity: Fidelity,
     *,
     poison: bool = False,
-) -> Trace:
+) -> Watch:
     """Replay a program on one device and keep what every command writes.
 
     Args:
@@ -173,13 +178,17 @@ def trace(
     """
     commands = [i for i in program.walk() if not isinstance(i, Loop | Scope)]
     numbers = {id(command): n for n, command in enumerate(commands)}
-    found = Trace(tuple(commands), {pe: [] for pe in range(program.num_pes)})
-    make = functools.partial(Watcher, trace=found, numbers=numbers)
-    run = data_phase.lower(program, fidelity, True, poison, make=make)
-    outputs, _ = run(*split_by_pe(program, arrays))
+    kept = Watch(tuple(commands), {pe: [] for pe in range(program.num_pes)})
+    run = data_phase.lower(
+        program,
+        fidelity,
+        with_memory=True,  # as KernelCall.run, whose bits are asked after
+        poison=poison,
+        on_command=_Watcher(kept, numbers),
+    )
+    jax.block_until_ready(run(*split_by_pe(program, arrays)))
     jax.effects_barrier()
-    found.outputs = tuple(np.asarray(out) for out in outputs)
-    return found
+    return kept
 
 
 def split_by_pe(program: Program, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -191,7 +200,7 @@ def split_by_pe(program: Program, arrays: Sequence[Any]) -> list[np.ndarray]:
     return split
 
 
-# --- two traces ----------------------------------------------------------------------
+# --- two watches ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -212,12 +221,12 @@ class Difference:
 
 
 def first_difference(
-    one: Trace, other: Trace, pairs: Sequence[tuple[int, int]]
+    one: Watch, other: Watch, pairs: Sequence[tuple[int, int]]
 ) -> Difference | None:
     """The first run whose value has other bits; any NaN is any NaN.
 
     Args:
-      one, other: traces of the same commands.
+      one, other: watches of the same commands.
       pairs: which PE of the first is which of the other.
     """
     found: list[tuple[int, Difference]] = []
@@ -238,10 +247,10 @@ def first_difference(
     return min(found, key=lambda x: x[0])[1] if found else None
 
 
-def first_with_nan(trace: Trace) -> tuple[int, Step] | None:
+def first_with_nan(kept: Watch) -> tuple[int, Step] | None:
     """The first run on a PE that wrote a NaN, with the PE."""
     found = []
-    for pe, steps in trace.steps.items():
+    for pe, steps in kept.steps.items():
         for place, step in enumerate(steps):
             if bool((step.value != step.value).any()):
                 found.append((place, pe, step))
@@ -266,7 +275,7 @@ def first_unlike(one: np.ndarray, other: np.ndarray) -> tuple[int, ...] | None:
 
 
 def last_store(
-    trace: Trace, program: Program, output: int, element: Sequence[int], pe: int
+    kept: Watch, program: Program, output: int, element: Sequence[int], pe: int
 ) -> tuple[int, Step] | None:
     """The last run of a store that covers an element of an output, with its PE.
 
@@ -278,9 +287,9 @@ def last_store(
     slot = program.output_slots[output]
     shared = program.slots[slot].pe_axis is None
     found = None
-    for each in sorted(trace.steps) if shared else [pe]:
-        for step in trace.steps[each]:
-            command = trace.commands[step.number]
+    for each in sorted(kept.steps) if shared else [pe]:
+        for step in kept.steps[each]:
+            command = kept.commands[step.number]
             if isinstance(command, StoreCmd) and command.view.slot == slot:
                 spans = zip(step.starts, command.view.spans, element, strict=True)
                 if all(low <= at < low + span.size for low, span, at in spans):

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels._prefetch import Prefetched
 
 
@@ -112,6 +112,7 @@ def case(
 ) -> Case:
     """16 tokens through a layer of Llama-70B's width: (m, k) x (k, n) on each PE,
     `num_pes` * n columns in all. `dtype` is that of x and of the output."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(m=m, n=n, k=k, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
              buffers=buffers, num_pes=num_pes)  # fmt: skip

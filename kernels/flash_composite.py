@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import reference
 
@@ -46,6 +46,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """Llama-70B's decode, one KV head a PE: the first `num_pes` of them."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, buffers=buffers, num_pes=num_pes, dim=dim)
     group = attention.group_size(query_heads, kv_heads)

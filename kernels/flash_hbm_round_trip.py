@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import reference
 
@@ -179,6 +179,7 @@ def case(
 ) -> Case:
     """Llama-70B's decode, one KV head a PE: the first `num_pes` of them. The outputs
     are o and the workspace, which has no reference."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
     if not isinstance(scoped, bool):

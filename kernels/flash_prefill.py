@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._scores import Scores
 
@@ -151,6 +151,7 @@ def case(
 ) -> Case:
     """The last `queries` tokens of a context, one KV head a PE. Sinks are drawn; the
     slopes of ALiBi are those of its paper, 2^(-8 (h + 1) / H) in head h of H."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(
         context=context, queries=queries, tile=tile, block=block, buffers=buffers,

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels.gqa_decode import reference
 
@@ -47,6 +47,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """A sweep of `context` keys; at the defaults it still fits."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, num_pes=num_pes, queries=queries, dim=dim)
     inputs = Inputs(

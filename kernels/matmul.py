@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels._prefetch import Prefetched
 
 
@@ -88,7 +88,8 @@ def case(
     """(m, k) x (k, n) on each PE: `num_pes` * m rows in all. int8 matrices give int32,
     which has to be exact."""
     integers = dtype == "int8"
-    allowed = tolerance(dtype, "int8")
+    check_dtype(dtype, "int8")
+    allowed = tolerance(dtype)
     positive(m=m, n=n, k=k, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
              buffers=buffers, num_pes=num_pes)  # fmt: skip
     shapes = ((m, k), (k, n))

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -90,6 +90,7 @@ def case(
 ) -> Case:
     """DeepSeek-V2's 128 heads, `heads` a PE. `dim` is the size of a head's key before
     it was compressed, the rotary part left out; it gives the scale."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(
         context=context, tile=tile, buffers=buffers, num_pes=num_pes, heads=heads,

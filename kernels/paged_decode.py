@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels import ragged_decode
 
@@ -87,6 +87,7 @@ def case(
 ) -> Case:
     """`num_pes` sequences of lengths as in `ragged_decode`, in a pool that has pages
     for `context` tokens of each, in random order."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, page=page, buffers=buffers, num_pes=num_pes, dim=dim)
     attention.group_size(query_heads, kv_heads)

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, positive, tolerance
+from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -127,6 +127,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """`num_pes` sequences of 1 to `context` tokens; of several, the last is empty."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, buffers=buffers, num_pes=num_pes, dim=dim)
     attention.group_size(query_heads, kv_heads)

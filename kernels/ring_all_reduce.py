@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, shard, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, shard, tolerance
 
 
 def ring_all_reduce(tl: Any, x: Any, o: Any) -> None:
@@ -68,6 +68,7 @@ def case(
         hardware=hardware,
     )
     inputs = Inputs(seed, num_pes, dtype, ((rows, columns),))
+    check_dtype(dtype)
     allowed = tolerance(dtype) * num_pes  # each sum rounds to the dtype
     return Case(call, inputs, reference, allowed)
 

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, shard, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, shard, tolerance
 from kbjax.kernels import _attention as attention
 
 
@@ -182,6 +182,7 @@ def case(
 ) -> Case:
     """`context` tokens over `num_pes` ranks, and the last `queries` of each rank's;
     with `decode`, one token that sees them all."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(
         context=context, queries=queries, tile=tile, block=block, buffers=buffers,

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
@@ -94,6 +94,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """Rows as long as Llama-70B's hidden state, m of them on each PE."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(m=m, n=n, block=block, tile=tile, num_pes=num_pes)
     number = isinstance(eps, int | float) and not isinstance(eps, bool)

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels._attention import NEGATIVE_INFINITY, raised
 
 
@@ -68,6 +68,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """Rows as long as Llama 3's vocabulary, m of them on each PE."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(m=m, n=n, block=block, tile=tile, num_pes=num_pes)
     call = kb.kernel_call(

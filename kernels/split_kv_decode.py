@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels import gqa_decode
 
@@ -107,6 +107,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """The keys of one KV head, split over `num_pes` PEs."""
+    check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, buffers=buffers, num_pes=num_pes, dim=dim)
     attention.group_size(query_heads, kv_heads)

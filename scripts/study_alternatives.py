@@ -32,7 +32,6 @@ from __future__ import annotations
 import bisect
 import csv
 import dataclasses
-import importlib
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -42,7 +41,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, catalogue, errors, output, study_plots
+from kbjax import cases, catalogue, errors, extras, output, study_plots
 from kbjax.hardware import Hardware, named
 
 LEAST = 256
@@ -278,7 +277,7 @@ def figure_of(path: str) -> tuple[Any, str]:
       KbjaxError: for another format, and without matplotlib.
     """
     kind = study_plots.format_of(path)
-    figures = importlib.import_module("matplotlib.figure")
+    figures = extras.module("matplotlib.figure", extra="plot", use="a plot")
     return figures.Figure(figsize=(16, 5), layout="constrained"), kind
 
 

@@ -2,6 +2,7 @@
 has no deadline (the machine may be busy). `--update-golden` rewrites golden files,
 `--update-docs` the pages of docs that are made from the code."""
 
+import gc
 from typing import Any
 
 import jax
@@ -37,6 +38,12 @@ def update_docs(request: pytest.FixtureRequest) -> bool:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are rewritten."""
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

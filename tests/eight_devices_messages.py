@@ -1,5 +1,5 @@
 """Messages between devices: tests for a process with 8 CPU devices, which
-`tests/test_messages.py` starts (see tests/eight_devices.py)."""
+`tests/test_mesh.py` starts (see tests/eight_devices.py)."""
 
 from __future__ import annotations
 

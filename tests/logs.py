@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kbjax.op_log import SCHEMA_VERSION, Fold, OpRecord
+from kbjax.log_view import ROWS, Fold
+from kbjax.op_log import SCHEMA_VERSION, OpRecord
 
 NAMES = tuple(OpRecord.__dataclass_fields__)
 _ROW: dict[str, Any] = {
@@ -58,6 +59,10 @@ class RowsLog:
         arrays = {name: column[rows] for name, column in self.arrays.items()}
         return RowsLog(arrays, (), self.num_pes, self.name, self.asked)
 
+    def chunks(self, rows: int = ROWS, names: Any = None) -> Any:
+        for first in range(0, len(self), rows):
+            yield self[first : first + rows].columns(names)
+
     def columns(self, names: Any = None) -> dict[str, np.ndarray]:
         self.asked.append(len(self))
         found = {
@@ -65,8 +70,15 @@ class RowsLog:
             "end_ns": self.arrays["end_ps"] / 1000,
             "op_kind": self.arrays["engine"],
             **self.arrays,
+            "iterations": np.fromiter(map(_numbers, self.arrays["loop"]), object),
         }
         return {name: found[name] for name in names or NAMES}
+
+
+def _numbers(loop: str) -> tuple[int, ...]:
+    """``j=3;i=0`` as (3, 0)."""
+    parts = loop.split(";") if loop else []
+    return tuple(int(part.rpartition("=")[2]) for part in parts)
 
 
 def of_rows(*rows: dict[str, Any], folds: Any = (), **more: Any) -> RowsLog:
@@ -95,6 +107,7 @@ def fold_of(
         iterations=iterations,
         repeats=repeats,
         loop=str(part["loop"][0]).partition("=")[0],
+        depth=0,
         file=str(part["file"][0]),
         line=int(part["line"][0]),
         start_ns=int(part["start_ps"].min()) / 1000,

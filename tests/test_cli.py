@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 from kbjax import catalogue, cli, hardware
 from kbjax.call import KernelCall
+from kbjax.options import SCHEMA_VERSION
+from kbjax.plan import Plan
 
 SMALL = ["--context", "200", "--tile", "64", "--num-pes", "2", "--size", "dim=32"]
 
@@ -44,6 +46,25 @@ def ran(*options: str) -> tuple[Result, list[dict[str, Any]]]:
         return invoke("run", "gqa_decode", *SMALL, *options), asked
 
 
+PLANS: dict[object, Plan] = {}
+
+
+@pytest.fixture
+def plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the same kernel, options, shapes and hardware is made once: the tests
+    are of how it is shown."""
+    make = KernelCall.plan
+
+    def made(self: KernelCall, *arrays: Any, vary: Any = None) -> Plan:
+        shapes = [(one.shape, str(one.dtype)) for one in arrays]
+        key = repr((self._kernel, self._num_pes, self._hardware, shapes, vary))
+        if key not in PLANS:
+            PLANS[key] = make(self, *arrays, vary=vary)
+        return PLANS[key]
+
+    monkeypatch.setattr(KernelCall, "plan", made)
+
+
 def words(text: str) -> str:
     """The text with its line breaks as spaces."""
     return " ".join(text.split())
@@ -64,7 +85,7 @@ def test_json_holds_the_same_figures(fidelity: str) -> None:
     result, _ = ran("--fidelity", fidelity, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert report["schema_version"] == SCHEMA_VERSION
     assert report["verdict"] == "pass"
     assert 0 < report["error"] <= report["tolerance"]
     summary = report["summary"]
@@ -193,7 +214,7 @@ def test_an_overflow_is_structured_json() -> None:
     report = json.loads(result.stdout)
     error = report["error"]
     found = error["overflow"]
-    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert report["schema_version"] == SCHEMA_VERSION
     assert found["kernel"] == "flash_unscoped"
     assert found["budget_bytes"] - found["cursor_bytes"] == found["free_bytes"]
     assert sum(group["nbytes"] for group in found["live"]) == found["cursor_bytes"]
@@ -215,6 +236,7 @@ def given(sizes: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "which"), [*((name, "default") for name in NAMES), ("gqa_decode", "small")]
 )
+@pytest.mark.usefixtures("plans_once")
 def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
     sizes = {} if which == "default" else catalogue.kernel_module(name).SMALL
     case = catalogue.make(name, **sizes)
@@ -235,11 +257,13 @@ def test_plan_shows_the_figures_of_the_call(name: str, which: str) -> None:
             assert all(cell in result.stdout for cell in row), row
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_the_source_is_not_markup() -> None:
     source = "return self.tl.load(self._rows(self.k, j), other=0.0)"
     assert source in invoke("plan", "gqa_decode", columns=200).stdout
 
 
+@pytest.mark.usefixtures("plans_once")
 def test_plan_of_a_kernel_that_does_not_fit() -> None:
     result = invoke("plan", *OVERFLOWING, columns=200)
     assert result.exit_code == 1
@@ -300,6 +324,7 @@ def planned(*arguments: str) -> str:
 @pytest.mark.parametrize(
     "arguments", [["gqa_decode"], ["flash_prefill"], OVERFLOWING], ids=lambda a: a[0]
 )
+@pytest.mark.usefixtures("plans_once")
 def test_no_width_loses_a_figure(arguments: list[str], columns: int) -> None:
     """What is cut in a narrow terminal is text, never a number of bytes."""
     result = invoke("plan", *arguments, columns=columns)
@@ -412,7 +437,7 @@ def test_hardware_lists_the_profiles() -> None:
     result = invoke("hardware", columns=200)
     assert result.exit_code == 0
     found = json.loads(invoke("hardware", "--json").stdout)
-    assert found["schema_version"] == cli.SCHEMA_VERSION
+    assert found["schema_version"] == SCHEMA_VERSION
     assert list(found["profiles"]) == list(PROFILES)
     for name, profile in found["profiles"].items():
         assert name in result.stdout and profile.pop("about") in result.stdout
@@ -475,3 +500,14 @@ def test_python_m_kbjax_is_the_command() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in NAMES)
+
+
+@pytest.mark.parametrize("command", ["--help", "hardware", "hardware --json"])
+def test_a_full_disk_at_standard_output(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kbjax", *command.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "cannot write to standard output: No space left on device\n"

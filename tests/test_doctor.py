@@ -10,7 +10,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from kbjax import cli, doctor, testing
+from kbjax import cli, doctor, options, testing
 
 LINES = [
     "jax<0.11,>=0.10",
@@ -39,7 +39,7 @@ def test_it_works_here() -> None:
     result = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["schema_version"] == cli.SCHEMA_VERSION
+    assert found["schema_version"] == options.SCHEMA_VERSION
     assert found["ok"] and not found["problems"]
     assert found["versions"]["jax"] == jax.__version__
     assert found["jax"]["within"]
@@ -92,8 +92,8 @@ def test_a_core_part_that_is_missing_is_exit_status_1(
 
 
 def test_wrong_numbers_are_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = testing.Report("k", (testing.Finding("numbers", "failed", "all wrong"),))
-    monkeypatch.setattr(testing, "report", lambda *a, **k: bad)
+    bad = testing.CheckReport("k", (testing.Finding("numbers", "failed", "all wrong"),))
+    monkeypatch.setattr(testing, "report_case", lambda *a, **k: bad)
     result = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -105,7 +105,7 @@ def test_an_error_of_the_self_check_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     def falls(*_: Any, **__: Any) -> None:
         raise OSError("no cache")
 
-    monkeypatch.setattr(testing, "report", falls)
+    monkeypatch.setattr(testing, "report_case", falls)
     found = doctor.self_check()
     assert not found["ok"] and found["detail"] == "OSError: no cache"
 

@@ -97,7 +97,9 @@ def test_the_schema_page_is_that_of_the_log() -> None:
     assert list(log.columns()) == list(op_log.COLUMNS)
     assert list(types) == list(columns)
     for name, column in columns.items():
-        kind = "text" if column.dtype == object else column.dtype.name
+        objects = {str: "text", tuple: "tuples"}
+        is_object = column.dtype == object
+        kind = objects[type(column[0])] if is_object else column.dtype.name
         assert types[name] == kind, name
 
 
@@ -259,7 +261,7 @@ def test_a_row_group_a_piece(tmp_path: Path) -> None:
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(errors.KbjaxError, match=r"pip install kbjax\[parquet\]"):
+    with pytest.raises(errors.KbjaxError, match=r"pip install 'kbjax\[parquet\]"):
         exports.write_parquet(real_log(), tmp_path / "log.parquet")
     assert not list(tmp_path.iterdir())
 

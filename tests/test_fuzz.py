@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kbjax as kb
-from kbjax import cli, fuzz
+from kbjax import cli, fuzz, options
 
 SOURCE = """
 from functools import partial
@@ -68,7 +68,7 @@ def test_a_failure_is_shrunk_and_its_command_shows_it(kernel: Any) -> None:
                     "--json")  # fmt: skip
     assert result.exit_code == 1, result.output
     report = json.loads(result.stdout)
-    assert report["schema_version"] == cli.SCHEMA_VERSION
+    assert report["schema_version"] == options.SCHEMA_VERSION
     assert report["verdict"] == "fail"
     assert report["failure"]["n"] == 3 and report["failure"]["tile"] == 2
     assert report["failure"]["offset"] is False

@@ -385,7 +385,8 @@ def test_the_figures_of_public_parts() -> None:
 def test_an_unknown_profile(name: Any, near: str) -> None:
     with pytest.raises(kb.KernelError, match="there is no hardware profile") as caught:
         kb.Hardware.from_profile(name)
-    assert caught.value.allowed == ", ".join(PROFILES)
+    by_path = "or a file by its path, which ends in .toml or has a /"
+    assert caught.value.allowed == ", ".join((*PROFILES, by_path))
     assert caught.value.remedy.startswith(f"The nearest is {near}")
 
 

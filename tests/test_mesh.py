@@ -1,5 +1,6 @@
-"""PEs over devices. What needs several devices is in tests/eight_devices.py, run here
-in one process that has them; and two processes are joined to one mesh."""
+"""PEs over devices. What needs several devices is in tests/eight_devices.py and
+tests/eight_devices_messages.py, run here in one process that has them; and two
+processes are joined to one mesh."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def run(*command: str, **env: str) -> str:
 def test_on_eight_devices() -> None:
     said = run(
         "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rN",
-        "tests/eight_devices.py", XLA_FLAGS=f"{FLAG}=8",
+        "tests/eight_devices.py", "tests/eight_devices_messages.py",
+        XLA_FLAGS=f"{FLAG}=8",
     )  # fmt: skip
     assert "100%" in said, said
 

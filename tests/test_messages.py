@@ -21,7 +21,6 @@ from kbjax import dtypes, messages
 from tests import message_programs
 from tests.helpers import assert_same_bits, assert_same_tcm
 from tests.message_programs import Simulation, drawn_program, runs_in_lockstep
-from tests.test_mesh import FLAG, run
 
 Kernel = Callable[..., None]
 f32 = partial(jax.ShapeDtypeStruct, dtype="float32")
@@ -452,14 +451,6 @@ def test_inside_jit_and_in_float32() -> None:
         compute_dtype="float32",
     )  # fmt: skip
     np.testing.assert_allclose(np.asarray(wide(x), np.float32), 0.001, rtol=0.01)
-
-
-def test_on_a_mesh_of_eight_devices() -> None:
-    said = run(
-        "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rN",
-        "tests/eight_devices_messages.py", XLA_FLAGS=f"{FLAG}=8",
-    )  # fmt: skip
-    assert "100%" in said, said
 
 
 # --- what is never waited for --------------------------------------------------------

@@ -164,6 +164,20 @@ def test_a_kernel_that_overflows_has_a_report(browser: Browser, tmp_path: Path) 
     text = browser.text()
     assert "TLContext scratch overflow: trans" in text
     assert "does not fit" in text and "overflows" in text
+    case = catalogue.make("flash_unscoped", context=131072)
+    with pytest.raises(kb.ScratchOverflowError) as refused:
+        case.call.record(*case.inputs.specs)
+    found = refused.value.overflow
+    by = found.cursor_bytes + found.aligned_bytes - found.budget_bytes
+    assert f"by {by:,} B" in text
+    rows = "return document.getElementById('summary').innerText"
+    summary = browser.run(rows)
+    for part in (f"{by:,} B: it asks for {found.aligned_bytes:,} B",
+                 f"{found.free_bytes:,} of 1,048,576 B are free",
+                 f"iteration {found.loops[0].iteration} of the loop at",
+                 f"{refused.value.site}", f"{found.live_bytes:,} B, with this tile",
+                 "440,565,904 B, 439,517,328 B over the budget"):  # fmt: skip
+        assert part in summary, part
     tops = browser.column("buffers", "top")
     assert max(tops) > 1024 and sum(top > 1024 for top in tops) == 1
 
@@ -191,13 +205,11 @@ def test_the_number_of_rectangles_is_bounded() -> None:
     assert any(f"{left:,} ops are left out" in note for note in made.notes())
 
 
-def test_a_full_page_is_small(tmp_path: Path) -> None:
+def test_a_full_page_is_small() -> None:
     """The most rectangles there can be."""
     case = catalogue.make("flash_prefill", context=1024, queries=512, tile=8, block=64)
     made = report.of(case.call, *case.inputs.specs)
-    made = report.Report(
-        "x", made.log, made.plan, report.tcm_map.of(made.log, 0, 10_000)
-    )
+    assert len(made.map.ops) + len(made.map.bands) == report.MOST_OPS
     assert len(made.html()) < 10_000_000
 
 

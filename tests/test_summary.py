@@ -130,6 +130,10 @@ def test_slices_and_filters_are_rows_of_the_whole(seed: int) -> None:
     for name in COLUMNS:
         joined = [cell for piece in pieces for cell in piece[name].tolist()]
         assert joined == rows[name].tolist()
+    few = list(log.chunks(7, ["end_ps", "pe"]))
+    assert [list(piece) for piece in few] == [["end_ps", "pe"]] * len(pieces)
+    ends = np.concatenate([piece["end_ps"] for piece in few])
+    assert ends.tolist() == log.columns(["end_ps"])["end_ps"].tolist()
     for name in ("engine", "op_name", "pe", "file", "line"):
         for value in set(rows[name].tolist()):
             same(log.filter(**{name: value}), rows, rows[name] == value)

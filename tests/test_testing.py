@@ -4,6 +4,7 @@ naming the first command that diverges."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from functools import partial
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import catalogue, laws, op_log, testing
+from kbjax import catalogue, dtypes, laws, op_log, testing
+from kbjax.cases import Case, Inputs, check_dtype, tolerance
+from kbjax.comparison import compared
 from kbjax.data_phase import Replay
 from kbjax.testing import CHECKS, KernelAssertionError, assert_case, assert_kernel
 
@@ -58,7 +61,7 @@ def failure(*arguments: Any, **options: Any) -> KernelAssertionError:
     return caught.value
 
 
-def status(report: testing.Report) -> dict[str, str]:
+def status(report: testing.CheckReport) -> dict[str, str]:
     return {one.check: one.status for one in report.findings}
 
 
@@ -75,7 +78,7 @@ def test_a_right_kernel_passes_every_check(many: kb.KernelCall) -> None:
     assert status(report) == dict.fromkeys(CHECKS, "passed")
     said = report.to_dict()
     assert (said["verdict"], len(said["checks"])) == ("pass", len(CHECKS))
-    assert str(report).startswith("summed: 0 failed, 6 passed")
+    assert str(report).startswith("summed: 0 failed, 7 passed")
 
 
 def test_a_reference_may_be_the_result(many: kb.KernelCall) -> None:
@@ -187,6 +190,181 @@ def test_rounding_is_told_from_a_wrong_algorithm() -> None:
     assert float(re.findall(r"the error is ([\d.e-]+):", text)[0]) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", dtypes.TABLE)
+def test_every_dtype_has_a_tolerance(dtype: str) -> None:
+    """A cast is right; what is off by more than the dtype's last bit is wrong."""
+
+    def cast(tl: Any, x: Any, o: Any) -> None:
+        tl.store(o, tl.cast(tl.load(x), dtype))
+
+    x = np.array([[3.25, -2.5, 0.0, 96.0]], np.float32)
+    if dtype in ("bool", "uint8"):
+        x = np.abs(x)
+    call = kb.kernel_call(cast, jax.ShapeDtypeStruct((1, 4), dtype))
+    want = x.astype(dtypes.of(dtype).numpy).astype(np.float64)
+    report = assert_kernel(call, (x,), want, checks=["numbers", "fidelity", "bounds"])
+    assert set(status(report).values()) == {"passed"}
+    last_bit = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-3,
+                "float8_e5m2": 2.0**-2, "float32": 4e-6}  # fmt: skip
+    allowed = tolerance(dtype)
+    assert allowed == last_bit.get(dtype, 0.0)
+    wrong = want.copy()
+    wrong[0, 3] -= 1.5 * allowed * want[0, 3] or 1
+    failure(call, (x,), wrong, checks=["numbers"])
+
+
+def test_which_dtypes_a_kernel_takes_is_another_question() -> None:
+    check_dtype("float16")
+    check_dtype("int8", "int8")
+    with pytest.raises(kb.DTypeError, match="does not come in float8_e5m2") as caught:
+        check_dtype("float8_e5m2", "int8")
+    assert caught.value.allowed == "float32, float16, bfloat16, int8"
+    with pytest.raises(kb.DTypeError, match="nearest is float16"):
+        check_dtype("flota16")
+    with pytest.raises(kb.DTypeError, match="unknown element type"):
+        tolerance("float64")
+
+
+def copied(tl: Any, x: Any, o: Any) -> None:
+    tl.store(o, tl.load(x))
+
+
+def copy_of(x: np.ndarray) -> kb.KernelCall:
+    return kb.kernel_call(copied, jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+def numbers(x: np.ndarray, want: Any, **options: Any) -> testing.Finding:
+    """What the check says of a copy of x beside what is wanted."""
+    report = testing.report(copy_of(x), (x,), want, checks=["numbers"], **options)
+    return report.findings[0]
+
+
+def test_an_infinity_of_the_reference_lets_nothing_else_pass() -> None:
+    x = np.array([1, 2, np.inf, -np.inf], np.float32)
+    assert numbers(x, x).status == "passed"
+    assert "error 0 of the largest element" in numbers(x, x).detail
+    for wrong in ([np.inf, 2, np.inf, -np.inf], [1, 2, -np.inf, -np.inf],
+                  [1, 2, 3, -np.inf], [1, 2.1, np.inf, -np.inf],
+                  [1, 2, np.nan, -np.inf]):  # fmt: skip
+        found = numbers(x, np.array(wrong))
+        assert found.status == "failed", wrong
+        assert "1 of 4 elements are wrong" in found.detail
+    case = Case(copy_of(x), Inputs(0, 1, "float32", ((4,),)), lambda _: x, 0.0)
+    assert case.error_of(x) == 0
+    assert case.error_of(x[::-1]) == np.inf
+    assert math.isnan(case.error_of(x * np.array([1, 1, 1, np.nan])))
+
+
+def test_a_case_and_a_check_have_one_error() -> None:
+    want = np.array([4.0, -8.0, 0.0])
+    for got in ([4, -8, 0.5], [4, -8, np.nan], [4, np.inf, 0], [4, -8, 0]):
+        x = np.array(got, np.float32)
+        case = Case(copy_of(x), Inputs(0, 1, "float32", ((3,),)), lambda _: want, 0.0)
+        assert f"error {case.error_of(x):.3g} of" in numbers(x, want).detail
+
+
+def test_integers_and_bools_are_exact_and_shown_as_they_are() -> None:
+    x = np.array([2**30 + 1, -3], np.int32)
+    assert numbers(x, x.astype(np.int64)).status == "passed"
+    assert "got -3, expected -4" in numbers(x, x - np.array([0, 1])).detail
+    assert (
+        "got 1073741825, expected 1073741826" in numbers(x, x + np.array([1, 0])).detail
+    )
+    flags = np.array([True, False])
+    assert numbers(flags, flags).status == "passed"
+    assert "got False, expected True" in numbers(flags, ~flags | flags).detail
+
+
+def test_no_elements_are_no_error() -> None:
+    none = np.zeros((0, 4), np.float32)
+    (one,) = compared(none, none)
+    assert (one.error, one.scale, one.wrong(0.0).any()) == (0.0, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (None, "Got None"),
+        ("text", "Got a str"),
+        (np.array(["1.0"] * 4), "Got an array of <U3"),
+        ({"o": X}, "Got a dict"),
+        ((one for one in X), "Got a generator"),
+        (np.ones(4) + 5j, "Got an array of complex128"),
+        (np.array([1, None, 2, 3]), "Got an array of object"),
+        (np.ma.masked_less(np.ones(4), 0), "is a masked array"),
+        (np.array(["2020-01-01"] * 4, "datetime64[D]"), "Got an array of datetime64"),
+    ],
+)
+def test_a_reference_that_is_no_numbers_is_refused(reference: Any, said: str) -> None:
+    x = np.ones(4, np.float32)
+    made = [lambda _: reference] + [reference] * (reference is not None)
+    for one in made:
+        with pytest.raises(kb.DTypeError, match=re.escape(said)) as caught:
+            numbers(x, one)
+        assert "the reference is" in str(caught.value)
+    case = Case(copy_of(x), Inputs(0, 1, "float32", ((4,),)), lambda _: reference, 0.0)
+    with pytest.raises(kb.DTypeError, match=re.escape(said)):
+        case.error_of(x)
+
+
+def test_an_empty_reference_is_refused() -> None:
+    x = np.ones(4, np.float32)
+    for empty in ((), []):
+        with pytest.raises(kb.ShapeError, match="the reference is empty"):
+            numbers(x, empty)
+
+
+def test_an_output_without_a_reference_is_named() -> None:
+    def two(tl: Any, x: Any, a: Any, b: Any) -> None:
+        tl.store(a, tl.load(x))
+        tl.store(b, tl.load(x) + 1.0)
+
+    x = np.ones(4, np.float32)
+    out = jax.ShapeDtypeStruct((4,), "float32")
+    call = kb.kernel_call(two, (out, out))
+    report = assert_kernel(call, (x,), lambda x: x, checks=["numbers"])
+    assert report.findings[0].detail.endswith("output 1: no reference")
+    with pytest.raises(kb.DTypeError, match="the reference of output 1"):
+        assert_kernel(call, (x,), (x, "text"), checks=["numbers"])
+
+
+def test_a_reference_cannot_change_the_arrays() -> None:
+    x = np.ones(4, np.float32)
+
+    def doubles(x: np.ndarray) -> np.ndarray:
+        x *= 2
+        return x
+
+    with pytest.raises(ValueError, match="read-only"):
+        numbers(x, doubles)
+    assert x.flags.writeable and (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rtol": np.inf}, "rtol is a number"),
+        ({"rtol": -1}, "rtol is a number"),
+        ({"rtol": "1e-3"}, "rtol is a number"),
+        ({"atol": np.nan}, "atol is a number"),
+        ({"atol": True}, "atol is a number"),
+        ({"atol": None}, "atol is a number"),
+        ({"max_scratch_bytes": np.nan}, "max_scratch_bytes is a number"),
+        ({"max_scratch_bytes": "1"}, "max_scratch_bytes is a number"),
+        ({"checks": "numbers"}, "checks is a list"),
+        ({"checks": []}, "checks is a list"),
+        ({"args": X}, "args is a tuple"),
+        ({"call": copied}, "Make one with kb.kernel_call"),
+    ],
+)
+def test_arguments_that_would_let_anything_pass_are_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    asked: dict[str, Any] = {"call": copy_of(X), "args": (X,), "reference": X}
+    with pytest.raises(kb.KernelError, match=re.escape(said)):
+        assert_kernel(**asked | options)
+
+
 def test_shapes_that_differ_are_refused(many: kb.KernelCall) -> None:
     with pytest.raises(kb.ShapeError, match="differ in shape"):
         assert_kernel(many, (PES,), reference(PES)[0], checks=["numbers"])
@@ -278,7 +456,7 @@ def test_all_that_fails_is_told_at_once() -> None:
     error = failure(call, (X,), np.zeros((4, 8)), max_scratch_bytes=16)
     failed = [one.check for one in error.report.failed]
     assert failed == ["numbers", "poison", "footprint"]
-    assert str(error).startswith("stale: 3 failed, 1 passed")
+    assert str(error).startswith("stale: 3 failed, 2 passed")
     assert all(f"{name} failed" in str(error) for name in failed)
 
 
@@ -300,8 +478,26 @@ def test_a_write_past_the_peak_is_seen() -> None:
     call = kb.kernel_call(summed, OUT)
     program = call.record(X)
     program.__dict__["peak_scratch"] = program.peak_scratch - 16
-    text = str(failure(call, (X,), reference, checks=["fidelity", "footprint"]))
-    assert "of PE 0 is written" in text
+    alone = failure(call, (X,), reference, checks=["bounds"])
+    assert "of PE 0 is written, the peak is " in str(alone)
+    assert [one.check for one in alone.report.failed] == ["bounds"]
+
+
+def test_a_finding_does_not_depend_on_the_other_checks() -> None:
+    """Each check alone, and with all others, where many of them fail."""
+    call = kb.kernel_call(stale, OUT, checks="off")
+    program = call.record(X)
+    program.__dict__["peak_scratch"] = program.peak_scratch - 16
+    wrong = np.zeros((4, 8))
+    together = testing.report(call, (X,), wrong, max_scratch_bytes=16)
+    assert [one.check for one in together.failed] == [
+        "numbers", "poison", "footprint", "bounds",
+    ]  # fmt: skip
+    for one in together.findings:
+        alone = testing.report(
+            call, (X,), wrong, max_scratch_bytes=16, checks=[one.check]
+        )
+        assert alone.findings == (one,)
 
 
 def moved(column: str, change: Any) -> Any:
@@ -380,3 +576,17 @@ def test_rows_that_are_missing_are_missed() -> None:
     short = log[: len(log) - 1]
     assert any("has no row on PE 0" in one for one in laws.broken(short))
     assert not [x for x in laws.broken(log.filter(), most_rows=5) if "no row" in x]
+
+
+def test_rows_of_no_command_are_told() -> None:
+    def body(rows: int) -> Any:
+        def copies(tl: Any, x: Any, o: Any) -> None:
+            for j in tl.range(rows):
+                tl.store(o[tl.ds(j, 1), :], tl.load(x[tl.ds(j, 1), :]))
+
+        return kb.kernel_call(copies, OUT)
+
+    log, shorter = body(4).op_log(X), body(3).record(X)
+    assert not laws.broken(log)
+    with mock.patch.object(op_log.OpLog, "program", shorter):
+        assert any("is of no command of the program" in x for x in laws.broken(log))

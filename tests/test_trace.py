@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kbjax as kb
-from kbjax import cli, errors, exports, op_log, trace, tracks
+from kbjax import cli, errors, log_view, op_log, trace, tracks
 from kbjax.hardware import PeDma, PeGemm, PeMath, PeTcm
 from kbjax.op_log import OpLog
 from kbjax.trace import TraceReport
@@ -577,7 +577,8 @@ def test_iterations_that_alternate_are_counted() -> None:
 def test_no_arrow_reaches_over_a_fold() -> None:
     """The same bytes are loaded anew inside."""
     row = {"op_name": "load", "engine": "dma", "dst_addr": "0"}
-    rows = [{**row, "start_ps": n, "end_ps": n + 1} for n in range(6)]
+    rows = [{**row, "start_ps": n, "end_ps": n + 1, "loop": f"i={n}"}
+            for n in range(6)]  # fmt: skip
     use = {"src_addrs": "0", "start_ps": 9, "end_ps": 9}
     log = of_rows(*rows, use)
     found, _ = drawn(RowsLog(log.arrays, (fold_of(log, 1, 6, 5),)))
@@ -634,7 +635,7 @@ def test_a_trace_that_would_be_too_large(folded: bool, tmp_path: Path) -> None:
     assert len(log) == 786_432
     path = tmp_path / "trace.json"
     report = trace.write_trace(log, path, max_events=20_000)
-    assert max(log.asked) <= exports.ROWS
+    assert max(log.asked) <= log_view.ROWS
     assert path.stat().st_size == report.nbytes < 10_000_000
     found = json.loads(path.read_text("ascii"), parse_float=Decimal)
     check(found, log, report)

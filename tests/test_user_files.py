@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kbjax import cli
+from kbjax import catalogue, cli
+from kbjax.options import given_sizes
 
 HEAD = """
 import sys
@@ -119,8 +121,6 @@ def test_a_file_that_is_no_python(tmp_path: Path, content: bytes, said: str) -> 
     result = CliRunner().invoke(cli.app, ["run", f"{path}:case"])
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
-    import re
-
     assert re.search(said, result.stderr), result.stderr
 
 
@@ -129,9 +129,59 @@ def test_a_folder_and_a_function_of_another_name(tmp_path: Path) -> None:
     for name, said in (
         (f"{tmp_path}/folder.py:case", "Is a directory"),
         (f"{tmp_path}/none.py:case", "No such file"),
+        (f"{tmp_path}/mine.py", f"Give {tmp_path}/mine.py:case"),
         (written(tmp_path)[:-1], "Allowed: case. The nearest is case"),
         (written(tmp_path)[:-4] + "reference", "it takes no `hardware`"),
     ):
         result = CliRunner().invoke(cli.app, ["run", name])
         assert result.exit_code == 1
         assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("signature", "sizes"),
+    [
+        ("n=4, *, rows=4, hardware=None", ["rows", "n"]),
+        ("hardware, rows=4, **more", ["rows"]),
+    ],
+)
+def test_sizes_by_name_however_they_are_taken(
+    tmp_path: Path, signature: str, sizes: list[str]
+) -> None:
+    name = written(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(path.read_text().replace("rows=4, *, hardware=None", signature))
+    assert set(catalogue.sizes_of(name)) == set(sizes)
+    result = CliRunner().invoke(cli.app, ["plan", name, "--size", "rows=8", "--json"])
+    assert json.loads(result.stdout)["sizes"] == {"rows": 8}
+
+
+def test_json_of_an_infinite_error(tmp_path: Path) -> None:
+    """JSON has no infinity: null, as for a NaN."""
+    name = written(tmp_path, "BODY", "tl.store(o, tl.load(x) / 0.0); return")
+    result = CliRunner().invoke(cli.app, ["run", name, "--json"])
+    report = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert (report["verdict"], report["error"], result.exit_code) == ("fail", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("None", None), ("null", None), ("True", True), ("false", False), ("1.5", 1.5),
+     ("Infinity", "Infinity"), ("NaN", "NaN"), ("float32", "float32"), ("12", 12)],
+)  # fmt: skip
+def test_a_size_is_read_as_python_or_json_writes_it(text: str, value: object) -> None:
+    assert given_sizes([f"some-size={text}"]) == {"some_size": value}
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_terminal_codes_in_names_are_shown_as_escapes(
+    tmp_path: Path, command: str
+) -> None:
+    """Of a file and a scope; in what is printed, and in a refusal."""
+    written(tmp_path, "BODY", "tl.scratch_scope('a\\x1b[2Jb').__enter__()")
+    path = tmp_path / "mine\x1b[31m.py"
+    (tmp_path / "mine.py").rename(path)
+    for of in (f"{path}:case", f"{path}:none"):
+        result = CliRunner().invoke(cli.app, [command, of], env={"COLUMNS": "300"})
+        assert "mine\\x1b[31m.py" in result.output
+        assert "\x1b" not in result.output
