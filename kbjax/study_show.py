@@ -25,8 +25,9 @@ from rich.progress import (
 from rich.table import Table
 
 from kbjax import errors, study_plots, study_run
+from kbjax.names import printable
 from kbjax.study import Study
-from kbjax.study_table import StudyTable, printable
+from kbjax.study_table import StudyTable
 from kbjax.study_versions import StudyVersionsWarning
 
 _MOST_ROWS = 200  # shown

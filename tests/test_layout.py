@@ -410,7 +410,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strides": {"expr"},
     "study": {"errors", "hardware", "names", "ranges", "study_axes"},
     "study_axes": {"errors", "names"},
-    "study_curves": {"errors", "study_row", "study_table"},
+    "study_curves": {"errors", "names", "study_row", "study_table"},
     "study_owner": set(),
     "study_plots": {
         "errors",
@@ -452,6 +452,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "study_show": {
         "errors",
+        "names",
         "study",
         "study_plots",
         "study_run",
