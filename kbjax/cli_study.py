@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kbjax.options import AsJson, refusals
+from kbjax.options import AsJson, is_results, refusals
 
 
 def study(
@@ -62,7 +62,7 @@ def study(
     sheet = csv if csv != "-" else None
     options = study_run.Options(jobs, scheduler, retry_failed, sheet)
     with refusals(as_json):
-        results = file if _is_sqlite(file) else output or default_output(file)
+        results = file if is_results(file) else output or default_output(file)
         exports = {"--csv": csv, "--parquet": parquet, "--plot": plot}
         study_show.check_exports(exports, {"the study": file, "the results": results})
         if show or results == file:
@@ -86,11 +86,3 @@ def study(
 def default_output(file: str) -> str:
     """The results file of a study's file: beside it."""
     return str(Path(file).with_suffix(".sqlite"))
-
-
-def _is_sqlite(file: str) -> bool:
-    try:
-        with open(file, "rb") as opened:
-            return opened.read(16) == b"SQLite format 3\0"
-    except (OSError, ValueError):
-        return False

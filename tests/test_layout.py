@@ -106,14 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli_doctor": {"doctor", "options"},
     "cli_fuzz": {"fuzz", "options"},
-    "cli_report": {
-        "catalogue",
-        "options",
-        "report",
-        "report_page",
-        "report_study",
-        "study_store",
-    },
+    "cli_report": {"options", "report", "report_page", "report_study", "study_store"},
     "cli_study": {
         "options",
         "study_curves",
