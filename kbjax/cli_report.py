@@ -3,7 +3,7 @@ curves of a study's results, as one page."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from kbjax.options import (
     refusals,
     say_json,
 )
+from kbjax.output import name_of
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -63,13 +64,25 @@ def report(
             "standard output cannot take both the report and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
-    if _is_results(kernel):
-        if sizes or pe is not None or hardware != "default":
-            raise typer.BadParameter(
-                "a study has its own sizes and hardware; give -o alone"
-            )
+    if not _is_results(kernel):
+        _report_kernel(kernel, output, sizes, hardware, pe, as_json, console)
+    elif sizes or pe is not None or hardware != "default":
+        raise typer.BadParameter(
+            "a study has its own sizes and hardware; give -o alone"
+        )
+    else:
         _report_study(kernel, output, as_json, console)
-        return
+
+
+def _report_kernel(
+    kernel: str,
+    output: str,
+    sizes: dict[str, Any],
+    hardware: str,
+    pe: int | None,
+    as_json: bool,
+    console: Console,
+) -> None:
     with refusals(as_json):
         from kbjax import catalogue, report_page
         from kbjax import report as reports
@@ -107,7 +120,7 @@ def report(
             }
         )
     else:
-        found = [f"{output}: {nbytes:,} B, {len(drawn.buffers):,} buffers and "
+        found = [f"{name_of(output)}: {nbytes:,} B, {len(drawn.buffers):,} buffers and "
                  f"{len(drawn.ops):,} ops of PE {drawn.pe}",
                  *made.notes(), made.plan.headline()]  # fmt: skip
         console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
@@ -133,5 +146,6 @@ def _report_study(path: str, output: str, as_json: bool, console: Console) -> No
         say_json({"study": table.study["name"], "results": path, "path": output,
                   "nbytes": nbytes, "counts": table.counts})  # fmt: skip
     else:
-        told = f"{output}: {nbytes:,} B, {table.progress} of {table.study['name']}"
+        done = f"{table.progress} of {table.study['name']}"
+        told = f"{name_of(output)}: {nbytes:,} B, {done}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)

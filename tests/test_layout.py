@@ -110,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli_report": {
         "catalogue",
         "options",
+        "output",
         "report",
         "report_page",
         "report_study",
