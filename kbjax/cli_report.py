@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from kbjax.options import AsJson, Asked, is_results, of_a_kernel, refusals, say_json
+from kbjax.output import name_of
 
 KernelOrResults = Annotated[
     str,
@@ -46,13 +47,19 @@ def report(
             "standard output cannot take both the report and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
-    if is_results(asked.kernel):
-        if asked.sizes or pe is not None or asked.hardware != "default":
-            raise typer.BadParameter(
-                "a study has its own sizes and hardware; give -o alone"
-            )
+    if not is_results(asked.kernel):
+        _report_kernel(asked, output, pe, as_json, console)
+    elif asked.sizes or pe is not None or asked.hardware != "default":
+        raise typer.BadParameter(
+            "a study has its own sizes and hardware; give -o alone"
+        )
+    else:
         _report_study(asked.kernel, output, as_json, console)
-        return
+
+
+def _report_kernel(
+    asked: Asked, output: str, pe: int | None, as_json: bool, console: Console
+) -> None:
     with refusals(as_json):
         from kbjax import report as reports
         from kbjax import report_page
@@ -87,7 +94,7 @@ def report(
             }
         )
     else:
-        found = [f"{output}: {nbytes:,} B, {len(drawn.buffers):,} buffers and "
+        found = [f"{name_of(output)}: {nbytes:,} B, {len(drawn.buffers):,} buffers and "
                  f"{len(drawn.ops):,} ops of PE {drawn.pe}",
                  *made.notes(), made.plan.headline()]  # fmt: skip
         console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
@@ -104,5 +111,6 @@ def _report_study(path: str, output: str, as_json: bool, console: Console) -> No
         say_json({"study": table.study["name"], "results": path, "path": output,
                   "nbytes": nbytes, "counts": table.counts})  # fmt: skip
     else:
-        told = f"{output}: {nbytes:,} B, {table.progress} of {table.study['name']}"
+        done = f"{table.progress} of {table.study['name']}"
+        told = f"{name_of(output)}: {nbytes:,} B, {done}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -101,15 +101,17 @@ class Op(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that it stands for; as of the next two, the same as of `FoldedOps`."""
+        """Rows of the log that it stands for."""
         return 1
 
     @property
     def last_cursor_bytes(self) -> int:
+        """As of `FoldedOps`."""
         return self.cursor_bytes
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
+        """As of `FoldedOps`."""
         return (Peak(self.start_ps, self.cursor_bytes),)
 
 
@@ -157,10 +159,12 @@ class FoldedOps:
 
     @property
     def start_ps(self) -> int:
+        """When the first of its engines starts."""
         return min(span.start_ps for span in self.engines)
 
     @property
     def end_ps(self) -> int:
+        """When the last of its engines ends."""
         return max(span.end_ps for span in self.engines)
 
 

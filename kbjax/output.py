@@ -72,6 +72,20 @@ def text(target: Target) -> Iterator[Callable[[str], Any]]:
         yield codecs.getwriter("utf-8")(file, "backslashreplace").write
 
 
+def write_text(target: Target, whole: str) -> int:
+    """Write a text as `text` does; its size in bytes of UTF-8."""
+    data = whole.encode("utf-8", "backslashreplace")
+    with refusals(target):
+        file = _file_object(target)
+        if file is not None and _takes_text(file):
+            file.write(whole)
+            _flush(file)
+            return len(data)
+    with binary(target) as stream:
+        stream.write(data)
+    return len(data)
+
+
 def name_of(target: Target) -> str:
     """What messages call it."""
     if hasattr(target, "write"):

@@ -3,10 +3,6 @@ scratch and its engines, beside its source."""
 
 from __future__ import annotations
 
-import ast
-import linecache
-import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,36 +11,17 @@ from kbjax import (
     report_figures,
     report_overflow,
     report_page,
+    report_source,
     report_style,
     tcm_map,
 )
+from kbjax.call import KernelCall
 from kbjax.op_log import OpLog
 from kbjax.plan import Plan
-from kbjax.site import Site
 from kbjax.summary import Summary
 from kbjax.tcm_map import TcmMap
 
 MOST_OPS = 10_000  # at most twice as many rectangles, with those of buffers
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """A line of kernel source; `number` is what the figures know it by, -1 for a line
-    that makes nothing. `share` is of the critical path, `nbytes` of the peak."""
-
-    at: int
-    text: str
-    number: int
-    share: float
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """Parts of a file: the functions that the kernel's ops come from, in order."""
-
-    name: str
-    parts: tuple[tuple[SourceLine, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,7 @@ class Report:
           KbjaxError: where Bokeh is not installed.
         """
         report_page.require_bokeh()
-        lines = _numbers(self.map)
+        lines = report_source.numbered(self.map)
         # Of the first rows of a kernel that does not fit there is none.
         summary = self.log.summary() if self.plan.overflow is None else None
         figures = report_figures.of(self.map, lines)
@@ -83,7 +60,7 @@ class Report:
             summary=self.summary_rows(summary),
             plan=self.plan,
             tables=list(self.plan.tables()),
-            files=sources(lines, summary, self.plan),
+            files=report_source.files(lines, summary, self.plan),
         )
 
     def write(self, target: output.Target) -> int:
@@ -92,10 +69,7 @@ class Report:
         Raises:
           KbjaxError: where Bokeh is not installed, or `target` cannot be written.
         """
-        text = self.html()
-        with output.text(target) as write:
-            write(text)
-        return len(text.encode("utf-8", "backslashreplace"))
+        return output.write_text(target, self.html())
 
     def summary_rows(self, summary: Summary | None) -> list[tuple[str, str]]:
         """(name, figure) of the summary, or of the overflow."""
@@ -162,7 +136,7 @@ class Report:
 
 
 def of(
-    call: Any,
+    call: KernelCall,
     *arrays: Any,
     pe: int | None = None,
     title: str = "",
@@ -176,7 +150,7 @@ def of(
     that is over the budget, with the refusal.
 
     Args:
-      call: a `KernelCall`.
+      call: whose.
       arrays: as in a call; shapes do.
       pe: whose scratch and engines are drawn; 0, or the PE that overflows.
       title, sizes, hardware: shown at the top.
@@ -214,77 +188,6 @@ def _rows_within(log: OpLog, budget_bytes: int) -> int:
             return before + int(over.argmax())
         before += len(over)
     return before
-
-
-# --- source --------------------------------------------------------------------------
-
-
-def _numbers(drawn: TcmMap) -> dict[Site, int]:
-    """The kernel lines that the figures speak of, numbered."""
-    sites = [Site(op.file, op.line) for op in drawn.ops]
-    sites += [site for buffer in drawn.buffers for site in (buffer.site, *buffer.uses)]
-    return {site: n for n, site in enumerate(dict.fromkeys(sites))}
-
-
-def sources(
-    lines: dict[Site, int], summary: Summary | None, plan: Plan
-) -> list[SourceFile]:
-    """The functions that the lines are in, file by file; a file that cannot be read is
-    shown by its lines' numbers."""
-    shares: dict[Site, float] = {}
-    for line in summary.critical_path if summary else ():
-        site = Site(line.file, line.line)
-        shares[site] = shares.get(site, 0.0) + line.share
-    held: dict[Site, int] = {}
-    for buffer in plan.buffers:
-        held[buffer.site] = held.get(buffer.site, 0) + buffer.nbytes
-    found = []
-    for file in dict.fromkeys(site.file for site in lines):
-        text = linecache.getlines(file)
-        used = sorted(site.line for site in lines if site.file == file)
-        parts = []
-        for part in _parts(text, used):
-            row = []
-            for at in part:
-                site = Site(file, at)
-                words = text[at - 1].rstrip("\n") if at <= len(text) else ""
-                row.append(
-                    SourceLine(
-                        at,
-                        words,
-                        lines.get(site, -1),
-                        shares.get(site, 0.0),
-                        held.get(site, 0),
-                    )
-                )
-            parts.append(tuple(row))
-        found.append(SourceFile(os.path.basename(file), tuple(parts)))
-    return found
-
-
-def _parts(text: Sequence[str], used: Sequence[int]) -> Iterable[Iterable[int]]:
-    """Line numbers: of the outermost functions around the used lines, in order."""
-    spans: set[tuple[int, int]] = set()
-    try:
-        tree = ast.parse("".join(text))
-    except (SyntaxError, ValueError):
-        tree = ast.Module([], [])
-    functions = [
-        (node.lineno, node.end_lineno or node.lineno) for node in _outermost(tree)
-    ]
-    for line in used:
-        around = [span for span in functions if span[0] <= line <= span[1]]
-        spans.add(around[0] if around else (line, line))
-    return [range(first, last + 1) for first, last in sorted(spans)]
-
-
-def _outermost(tree: ast.AST) -> Iterable[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions that are in no other one; methods of classes are."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-        else:
-            yield from _outermost(node)
 
 
 # --- the page ------------------------------------------------------------------------

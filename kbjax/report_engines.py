@@ -25,6 +25,7 @@ return us.toLocaleString("en-US", {minimumFractionDigits: digits,
 
 
 def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) -> Any:
+    """A Bokeh figure, a lane an engine by time; arguments as of the map's `draw`."""
     from bokeh.models import ColumnDataSource, CustomJSTickFormatter, Range1d
 
     ops, folded = tcm_map.ops, tcm_map.folded

@@ -17,8 +17,15 @@ KIB = 1024
 
 
 def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) -> Any:
-    from bokeh.models import ColumnDataSource, Range1d
-    from bokeh.models.annotations import BoxAnnotation, Label, Span
+    """A Bokeh figure, address in KiB by time.
+
+    Args:
+      tcm_map: what to draw.
+      axis: where times are drawn.
+      span: the range of that axis, which other figures share.
+      lines: numbers of the kernel lines, by which the page finds what they made.
+    """
+    from bokeh.models import Range1d
 
     highest, budget = tcm_map.highest_bytes / KIB, tcm_map.budget_bytes / KIB
     fitted = max(highest * 1.12, 1 / KIB)
@@ -31,28 +38,18 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
     figure.yaxis.axis_label = f"scratch address, KiB (budget {budget:,.5g})"
     figure.xaxis.visible = False
     _draw_bands(figure, tcm_map.bands, axis)
-    buffers = tcm_map.buffers
-    data: dict[str, Any] = {
-        "left": axis.at(b.start_ps for b in buffers),
-        "used": axis.at(b.used_ps for b in buffers),
-        "right": axis.at(b.end_ps for b in buffers),
-        "bottom": [b.start_bytes / KIB for b in buffers],
-        "top": [b.end_bytes / KIB for b in buffers],
-        "colour": [style.COLOURS[b.engine] for b in buffers],
-        "edge": _edges(buffers, axis),
-        "line": [lines[b.site] for b in buffers],
-        "what": [f"{b.op} {b.tile}" for b in buffers],
-        "bytes": [_bytes(b.nbytes, b.start_bytes, b.end_bytes) for b in buffers],
-        "time": [_times(b.start_ps, b.used_ps, b.end_ps) for b in buffers],
-        "where": [str(b.site) for b in buffers],
-        "scope": [
-            f"scope {b.scope}" if b.scope else "persistent: outside any scope"
-            for b in buffers
-        ],
-        "loop": [f", {b.loop}" if b.loop else "" for b in buffers],
-        "uses": [_uses(b.uses) for b in buffers],
-    }
-    source = ColumnDataSource(data, name="buffers")
+    _draw_buffers(figure, tcm_map.buffers, axis, lines)
+    _draw_budget(figure, budget)
+    return figure
+
+
+def _draw_buffers(
+    figure: Any, buffers: Sequence[Buffer], axis: TimeAxis, lines: Mapping[Site, int]
+) -> None:
+    """Each full while it is in use, and pale while it is held."""
+    from bokeh.models import ColumnDataSource
+
+    source = ColumnDataSource(_columns(buffers, axis, lines), name="buffers")
     common = {
         "bottom": "bottom",
         "top": "top",
@@ -84,32 +81,58 @@ def draw(tcm_map: TcmMap, axis: TimeAxis, span: Any, lines: Mapping[Site, int]) 
     )
     rows = "@where@loop<br>@bytes<br>@time<br>@scope<br>@uses"
     style.hover(figure, [held], source, rows)
-    figure.add_layout(
-        Span(
-            location=budget,
-            dimension="width",
-            line_color=style.BUDGET,
-            line_width=1.5,
-            line_dash="dashed",
-        )
+
+
+def _columns(
+    buffers: Sequence[Buffer], axis: TimeAxis, lines: Mapping[Site, int]
+) -> dict[str, Any]:
+    """Where each buffer is drawn, and what is said of it."""
+    return {
+        "left": axis.at(b.start_ps for b in buffers),
+        "used": axis.at(b.used_ps for b in buffers),
+        "right": axis.at(b.end_ps for b in buffers),
+        "bottom": [b.start_bytes / KIB for b in buffers],
+        "top": [b.end_bytes / KIB for b in buffers],
+        "colour": [style.COLOURS[b.engine] for b in buffers],
+        "edge": _edges(buffers, axis),
+        "line": [lines[b.site] for b in buffers],
+        "what": [f"{b.op} {b.tile}" for b in buffers],
+        "bytes": [_bytes(b.nbytes, b.start_bytes, b.end_bytes) for b in buffers],
+        "time": [_times(b.start_ps, b.used_ps, b.end_ps) for b in buffers],
+        "where": [str(b.site) for b in buffers],
+        "scope": [
+            f"scope {b.scope}" if b.scope else "persistent: outside any scope"
+            for b in buffers
+        ],
+        "loop": [f", {b.loop}" if b.loop else "" for b in buffers],
+        "uses": [_uses(b.uses) for b in buffers],
+    }
+
+
+def _draw_budget(figure: Any, budget: float) -> None:
+    """A dashed line, and what is above it."""
+    from bokeh.models.annotations import BoxAnnotation, Label, Span
+
+    line = Span(
+        location=budget,
+        dimension="width",
+        line_color=style.BUDGET,
+        line_width=1.5,
+        line_dash="dashed",
     )
-    figure.add_layout(
-        BoxAnnotation(bottom=budget, fill_color=style.BUDGET, fill_alpha=0.05)
+    above = BoxAnnotation(bottom=budget, fill_color=style.BUDGET, fill_alpha=0.05)
+    label = Label(
+        x=6,
+        y=budget,
+        x_units="screen",
+        text=f"budget {budget:,.5g} KiB",
+        text_color=style.BUDGET,
+        text_font=style.FONT,
+        text_font_size="12px",
+        y_offset=3,
     )
-    text = f"budget {budget:,.5g} KiB"
-    figure.add_layout(
-        Label(
-            x=6,
-            y=budget,
-            x_units="screen",
-            text=text,
-            text_color=style.BUDGET,
-            text_font=style.FONT,
-            text_font_size="12px",
-            y_offset=3,
-        )
-    )
-    return figure
+    for added in (line, above, label):
+        figure.add_layout(added)
 
 
 def _edges(buffers: Sequence[Buffer], axis: TimeAxis) -> list[str]:

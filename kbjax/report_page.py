@@ -53,4 +53,4 @@ def rendered(template: str, figures: Any, **values: Any) -> str:
 
 
 def _template(name: str) -> str:
-    return resources.files("kbjax").joinpath(name).read_text("utf-8")
+    return resources.files("kbjax").joinpath("templates", name).read_text("utf-8")

@@ -26,10 +26,7 @@ def write(table: StudyTable, target: output.Target, x: str | None = None) -> int
       KbjaxError: without Bokeh, as `study_curves.curves`, and where `target` cannot be
         written.
     """
-    text = html(table, x)
-    with output.text(target) as say:
-        say(text)
-    return len(text.encode("utf-8", "backslashreplace"))
+    return output.write_text(target, html(table, x))
 
 
 def html(table: StudyTable, x: str | None = None) -> str:

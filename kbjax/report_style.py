@@ -28,6 +28,7 @@ NARROW = 0.004  # of the axis: too narrow for a light edge
 
 
 def figure(height: int, x_range: Any, y_range: Any) -> Any:
+    """An empty Bokeh figure, `height` pixels high, on the two ranges."""
     from bokeh import plotting
 
     made = plotting.figure(
@@ -75,5 +76,6 @@ def hover(drawn_on: Any, drawn: Iterable[Any], source: Any, rows: str) -> None:
 
 
 def us(ps: int) -> str:
+    """Picoseconds as microseconds, exact: 1234000 gives ``1.234``."""
     text = f"{ps // 10**6:,}.{ps % 10**6:06d}"
     return text.rstrip("0").rstrip(".")

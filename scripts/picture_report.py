@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """docs/report.png: a report in Chromium, the mouse on a buffer.
 
 python scripts/picture_report.py [-o docs/report.png]

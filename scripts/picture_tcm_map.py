@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """docs/tcm_map.png: the scratch over time of two decode sweeps, one that climbs to the
 budget and one that stays flat.
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kbjax as kb
-from kbjax import errors, exports, op_log, trace
+from kbjax import errors, exports, op_log, output, trace
 from kbjax.op_log import OpLog
 from tests.logs import NAMES, RowsLog, long_log, of_rows
 
@@ -563,3 +563,15 @@ def test_a_pipe_by_its_name_is_written_to(tmp_path: Path) -> None:
     os.close(write)
     with open(read, "rb") as file:
         assert file.read().startswith(b"op,pe,engine")
+
+
+def test_a_text_is_written_whole_and_measured(tmp_path: Path) -> None:
+    """Also with half of a surrogate pair, as in the name of a file."""
+    data = b"caf\xc3\xa9 \\udc80\n"
+    path, raw, words = tmp_path / "page.html", io.BytesIO(), io.StringIO()
+    for target in (path, raw, words):
+        assert output.write_text(target, "caf\xe9 \udc80\n") == len(data)
+    assert path.read_bytes() == raw.getvalue() == data
+    assert words.getvalue() == "caf\xe9 \udc80\n"
+    with pytest.raises(errors.KbjaxError, match="cannot write"):
+        output.write_text(tmp_path / "none" / "page.html", "x")

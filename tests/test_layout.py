@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -106,7 +107,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli_doctor": {"doctor", "options"},
     "cli_fuzz": {"fuzz", "options"},
-    "cli_report": {"options", "report", "report_page", "report_study", "study_store"},
+    "cli_report": {
+        "options",
+        "output",
+        "report",
+        "report_page",
+        "report_study",
+        "study_store",
+    },
     "cli_study": {
         "options",
         "study_curves",
@@ -351,14 +359,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "unrolled",
     },
     "report": {
+        "call",
         "op_log",
         "output",
         "plan",
         "report_figures",
         "report_overflow",
         "report_page",
+        "report_source",
         "report_style",
-        "site",
         "summary",
         "tcm_map",
     },
@@ -373,6 +382,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report_memory": {"report_style", "site", "tcm_map", "time_axis"},
     "report_overflow": {"errors", "overflow", "plan"},
     "report_page": {"extras"},
+    "report_source": {"plan", "site", "summary", "tcm_map"},
     "report_study": {
         "output",
         "report_page",
@@ -708,6 +718,19 @@ def test_public_names_of_the_package() -> None:
     assert set(kb.__all__) <= set(dir(kb))
     with pytest.raises(AttributeError, match="no attribute 'kernel_cal'"):
         _ = kb.kernel_cal
+
+
+def test_files_beside_the_modules_are_packaged() -> None:
+    """What is read at run time, profiles and templates, is in a wheel too."""
+    text = (PACKAGE.parent / "pyproject.toml").read_text("utf-8")
+    globs = tomllib.loads(text)["tool"]["setuptools"]["package-data"]["kbjax"]
+    packaged = {path for pattern in globs for path in PACKAGE.glob(pattern)}
+    there = {
+        path
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert packaged == there and len(there) > 5
 
 
 def test_no_module_shadows_a_public_name() -> None:

@@ -65,3 +65,14 @@ def test_what_is_drawn_is_what_the_page_has(page: str, kernels: list[str]) -> No
     drawn = bodies((ROOT / "scripts" / "pictures.py").read_text("utf-8"))
     for name in kernels:
         assert shown[name] == drawn[name]
+
+
+def test_every_script_that_draws_is_run() -> None:
+    """By the tests above, or by `.ci/run`: none may stop working unseen."""
+    steps = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    scripts = sorted(path.stem for path in ROOT.glob("scripts/picture_*.py"))
+    assert scripts == ["picture_report", "picture_tcm_map"]
+    for script in scripts:
+        picture = script.removeprefix("picture_") + ".png"
+        assert f"step python scripts/{script}.py -o build/{picture}" in steps
+        assert (ROOT / "docs" / picture).stat().st_size > 5000

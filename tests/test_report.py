@@ -221,6 +221,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert both.exit_code == 2
     said = invoke("flash_unscoped", "-o", "-")
     assert said.exit_code == 0 and said.stdout.startswith("<!DOCTYPE html>")
+    assert "standard output: " in said.stderr
 
 
 def test_without_bokeh_the_refusal_names_what_to_install(tmp_path: Path) -> None:
