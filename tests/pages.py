@@ -32,7 +32,11 @@ def kbjax_commands(page: Path) -> list[list[str]]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Write the page's TOML block, if there is one, to the file that commands name."""
+    """Write the files that the page's commands read: the TOML block, if there is one,
+    and the Python blocks that begin with the name of a file, as in ``# norms.py``."""
+    for block in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            (folder / named[1]).write_text(block, encoding="utf-8")
     texts = blocks(page, "toml")
     names = dict.fromkeys(re.findall(r"[\w-]+\.toml\b", "\n".join(commands(page))))
     for name, text in zip(names, texts, strict=bool(names)):
