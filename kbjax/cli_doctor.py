@@ -46,7 +46,10 @@ def _print(found: dict[str, Any]) -> None:
         if one["missing"]:
             said = f"missing {', '.join(one['missing'])}: {one['install']}"
         else:
-            said = ", ".join(f"{n} {v}" for n, v in one["present"].items())
+            said = ", ".join(
+                [f"{n} {v}" for n, v in one["present"].items()]
+                + [f"{n} is broken" for n in one["broken"]]
+            )
         table.add_row(f"extra {extra}", escape(said))
     check = found["self_check"]
     verdict = "right" if check["ok"] else "wrong"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kbjax.options import (
     AsJson,
@@ -18,6 +19,9 @@ from kbjax.options import (
     refusals,
     say_json,
 )
+
+if TYPE_CHECKING:
+    from kbjax.fuzz import FuzzReport
 
 
 def fuzz(
@@ -41,7 +45,8 @@ def fuzz(
         from kbjax import fuzz as fuzzing
 
         on = named_hardware(hardware)
-        with console.status(f"{kernel}: drawing sizes ...") as status:
+        name = escape(kernel)
+        with console.status(f"{name}: drawing sizes ...") as status:
             found = fuzzing.fuzz(
                 kernel,
                 sizes=sizes,
@@ -49,7 +54,7 @@ def fuzz(
                 seed=seed,
                 hardware=on,
                 hardware_name=hardware,
-                progress=lambda text: status.update(f"{kernel}: {text}"),
+                progress=lambda text: status.update(f"{name}: {escape(text)}"),
             )
     if as_json:
         say_json({**found.to_dict(), "hardware": hardware_report(hardware, on)})
@@ -58,9 +63,8 @@ def fuzz(
     raise typer.Exit(0 if found.verdict == "pass" else 1)
 
 
-def _print(found: Any) -> None:
-    def say(text: str) -> None:
-        typer.echo(text)
+def _print(found: FuzzReport) -> None:
+    say = typer.echo
 
     drawn = ", ".join(found.varied) or "nothing"
     say(f"{found.kernel}: {found.ran} sizes run; drawn: {drawn}")

@@ -3,49 +3,33 @@ curves of a study's results, as one page."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from kbjax.options import (
-    AsJson,
-    Context,
-    DTypeName,
-    HardwareName,
-    NumPes,
-    Sizes,
-    Tile,
-    given_sizes,
-    hardware_report,
-    named_hardware,
-    refusals,
-    say_json,
-)
+from kbjax.options import AsJson, Asked, is_results, of_a_kernel, refusals, say_json
 from kbjax.output import name_of
 
-_SQLITE = b"SQLite format 3\0"
+KernelOrResults = Annotated[
+    str,
+    typer.Argument(
+        metavar="KERNEL|RESULTS",
+        help="A name that `kbjax kernels` lists, your own as path.py:function, or a "
+        "results file of `kbjax study`.",
+    ),
+]
 
 
+@functools.partial(of_a_kernel, argument=KernelOrResults)
 def report(
-    kernel: Annotated[
-        str,
-        typer.Argument(
-            metavar="KERNEL|RESULTS",
-            help="A name that `kbjax kernels` lists, your own as path.py:function, or "
-            "a results file of `kbjax study`.",
-        ),
-    ],
+    asked: Asked,
+    *,
     output: Annotated[
         str,
         typer.Option("--output", "-o", help="The file; - is standard output."),
     ],
-    context: Context = None,
-    tile: Tile = None,
-    dtype: DTypeName = None,
-    num_pes: NumPes = None,
-    size: Sizes = None,
-    hardware: HardwareName = "default",
     pe: Annotated[
         int | None, typer.Option(min=0, help="The PE that is drawn; 0 by default.")
     ] = None,
@@ -58,58 +42,48 @@ def report(
     A kernel that does not fit has a report as well, up to where it overflows, and exit
     status 1.
     """
-    sizes = given_sizes(size, context=context, tile=tile, dtype=dtype, num_pes=num_pes)
     if as_json and output == "-":
         raise typer.BadParameter(
             "standard output cannot take both the report and --json", param_hint="-o"
         )
     console = Console(stderr=as_json or output == "-")
-    if not _is_results(kernel):
-        _report_kernel(kernel, output, sizes, hardware, pe, as_json, console)
-    elif sizes or pe is not None or hardware != "default":
+    if not is_results(asked.kernel):
+        _report_kernel(asked, output, pe, as_json, console)
+    elif asked.sizes or pe is not None or asked.hardware != "default":
         raise typer.BadParameter(
             "a study has its own sizes and hardware; give -o alone"
         )
     else:
-        _report_study(kernel, output, as_json, console)
+        _report_study(asked.kernel, output, as_json, console)
 
 
 def _report_kernel(
-    kernel: str,
-    output: str,
-    sizes: dict[str, Any],
-    hardware: str,
-    pe: int | None,
-    as_json: bool,
-    console: Console,
+    asked: Asked, output: str, pe: int | None, as_json: bool, console: Console
 ) -> None:
     with refusals(as_json):
-        from kbjax import catalogue, report_page
         from kbjax import report as reports
+        from kbjax import report_page
 
         report_page.require_bokeh()  # before the work
-        on = named_hardware(hardware)
-        case = catalogue.make(kernel, hardware=on, **sizes)
-        with console.status(f"{kernel}: recording and timing ..."):
+        case = asked.case()
+        with console.status(f"{asked.kernel}: recording and timing ..."):
             made = reports.of(
                 case.call,
                 *case.inputs.specs,
                 pe=pe,
-                title=kernel,
-                sizes=", ".join(f"{n} = {v}" for n, v in sizes.items()),
-                hardware=hardware,
+                title=asked.kernel,
+                sizes=", ".join(f"{n} = {v}" for n, v in asked.sizes.items()),
+                hardware=asked.hardware,
             )
-        with console.status(f"{kernel}: writing {output} ..."):
+        with console.status(f"{asked.kernel}: writing {output} ..."):
             nbytes = made.write(output)
     drawn = made.map
     if as_json:
         say_json(
             {
-                "kernel": kernel,
+                **asked.report(),
                 "path": output,
                 "nbytes": nbytes,
-                "sizes": sizes,
-                "hardware": hardware_report(hardware, on),
                 "pe": drawn.pe,
                 "fits": made.plan.fits,
                 "buffers": len(drawn.buffers),
@@ -125,15 +99,6 @@ def _report_kernel(
                  *made.notes(), made.plan.headline()]  # fmt: skip
         console.print("\n".join(found), markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if made.plan.fits else 1)
-
-
-def _is_results(name: str) -> bool:
-    """Whether it is the path of an SQLite file."""
-    try:
-        with open(name, "rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except (OSError, ValueError):
-        return False
 
 
 def _report_study(path: str, output: str, as_json: bool, console: Console) -> None:

@@ -3,6 +3,7 @@ decode gives the right numbers."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -22,6 +23,7 @@ _DECODE: dict[str, Any] = {
     "query_heads": 8,
     "kv_heads": 1,
 }
+_IMPORTED = ("matplotlib", "bokeh", "pyarrow", "distributed", "hypothesis")  # of extras
 _OPERATORS = {
     ">=": lambda a, b: a >= b,
     "<=": lambda a, b: a <= b,
@@ -34,7 +36,17 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """A line of a distribution's metadata: ``jax<0.11,>=0.10; extra == "dev"``."""
+    """A line of a distribution's metadata: ``jax<0.11,>=0.10; extra == "dev"``.
+
+    The library `packaging` reads such lines too, but is no requirement of kbjax, and
+    what looks for missing libraries cannot need one more.
+
+    Attributes:
+      name: of the distribution.
+      extras: of it that are needed.
+      allowed: versions, as in ``<0.11,>=0.10``.
+      extra: the extra of kbjax that needs it; None: kbjax itself.
+    """
 
     name: str
     extras: tuple[str, ...]
@@ -43,6 +55,7 @@ class Requirement:
 
     @classmethod
     def of(cls, line: str) -> Requirement:
+        """From the text of a line."""
         what, _, marker = line.partition(";")
         found = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[([^]]*)\])?\s*(.*?)\s*", what)
         assert found, line
@@ -79,6 +92,18 @@ def installed(name: str) -> str | None:
         return None
 
 
+def import_error(name: str) -> str:
+    """What stands in the way of importing a library that kbjax uses; nothing of those
+    that it does not import."""
+    if name not in _IMPORTED:
+        return ""
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a broken one raises what it likes
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def requirements() -> list[Requirement]:
     """Of the installed kbjax; none where it runs from a checkout that is not
     installed."""
@@ -90,8 +115,8 @@ def requirements() -> list[Requirement]:
 
 
 def extras(needed: list[Requirement]) -> dict[str, dict[str, Any]]:
-    """For each extra what is present, what is missing or too old, and the command that
-    installs it."""
+    """For each extra what is present, what is missing or too old, what is there and
+    does not import, and the command that installs what is missing."""
 
     def of(extra: str, seen: frozenset[str]) -> dict[str, Requirement]:
         found: dict[str, Requirement] = {}
@@ -107,16 +132,19 @@ def extras(needed: list[Requirement]) -> dict[str, dict[str, Any]]:
 
     report: dict[str, dict[str, Any]] = {}
     for extra in dict.fromkeys(one.extra for one in needed if one.extra):
-        present, missing = {}, {}
+        present, missing, broken = {}, {}, {}
         for name, one in sorted(of(extra, frozenset([extra])).items()):
             version = installed(name)
-            if version is not None and one.holds(version):
-                present[name] = version
-            else:
+            if version is None or not one.holds(version):
                 missing[name] = one.allowed
+            elif why := import_error(name):
+                broken[name] = why
+            else:
+                present[name] = version
         report[extra] = {
             "present": present,
             "missing": missing,
+            "broken": broken,
             "install": f"pip install 'kbjax[{extra}]'" if missing else "",
         }
     return report
@@ -140,6 +168,9 @@ def examine() -> dict[str, Any]:
             problems.append(f"{one.name} is missing: pip install '{one.name}'")
         elif not one.holds(version):
             warnings.append(f"{one.name} {version} is outside {one.allowed}")
+    found_extras = extras(needed)
+    broken = {n: why for x in found_extras.values() for n, why in x["broken"].items()}
+    warnings += [f"{name} does not import: {why}" for name, why in broken.items()]
     if not needed:
         warnings.append("kbjax is not installed: its requirements are not known")
     jax_range = next((n for n in needed if n.name == "jax" and not n.extra), None)
@@ -164,7 +195,7 @@ def examine() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "platform": platform.platform(),
-        "extras": extras(needed),
+        "extras": found_extras,
         "self_check": check,
         "problems": problems,
         "warnings": warnings,

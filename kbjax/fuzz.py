@@ -7,11 +7,12 @@ import itertools
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from kbjax import catalogue, errors, testing
+from kbjax import catalogue, errors, extras, testing, user_files
+from kbjax.checks import Finding
 from kbjax.hardware import Hardware
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -21,13 +22,52 @@ MOST_SHRINKS = 40  # sizes that are run once some have failed
 _PRIMES = (2, 3, 5, 7, 13, 31)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a kernel at some sizes.
+
+    Attributes:
+      status: refused and too large are not run.
+      failed: of `failed`, the checks that did; none where something was raised.
+      reason: of `refused`, why; of `failed`, what was raised, where something was.
+    """
+
+    status: Literal["passed", "failed", "refused", "too large"]
+    failed: tuple[Finding, ...] = ()
+    reason: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """Whether the kernel was run."""
+        return self.status in ("passed", "failed")
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The names of the checks that failed."""
+        return tuple(one.check for one in self.failed)
+
+    @property
+    def detail(self) -> str:
+        """What failed, in lines."""
+        return "\n".join(map(str, self.failed)) or self.reason
+
+    def shows(self, other: Outcome) -> bool:
+        """Whether the same fails: one of the checks, or something that is raised."""
+        if self.status != "failed":
+            return False
+        if not other.failed:
+            return not self.failed
+        return bool({*self.checks} & {*other.checks})
+
+
+@dataclass(frozen=True)
 class FuzzReport:
     """What came of it.
 
     Attributes:
+      fixed: the sizes that were given.
       varied: the sizes that were drawn, and from what.
-      ran: sizes that were run, those of shrinking included.
+      ran: how many sizes were run, those of shrinking included.
       refused: how often sizes were refused, by the reason.
       too_large: how many sizes were left out, for their work.
       failure: the smallest sizes that fail, or None.
@@ -38,16 +78,16 @@ class FuzzReport:
     kernel: str
     fixed: dict[str, Any]
     varied: dict[str, list[Any]]
-    ran: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    too_large: int = 0
-    failure: dict[str, Any] | None = None
-    detail: str = ""
-    command: str = ""
+    ran: int
+    refused: Counter[str]
+    too_large: int
+    failure: dict[str, Any] | None
+    detail: str
+    command: str
 
     @property
-    def verdict(self) -> str:
-        """pass, fail, or nothing where no sizes could be run."""
+    def verdict(self) -> Literal["pass", "fail", "nothing"]:
+        """ "nothing" where no sizes could be run."""
         if self.failure is not None:
             return "fail"
         return "pass" if self.ran else "nothing"
@@ -78,37 +118,117 @@ def fuzz(
       progress: told in a line what runs.
 
     Raises:
-      KernelError: without hypothesis, and for a kernel or a size that does not exist.
+      KbjaxError: without hypothesis, and for a kernel or a size that does not exist.
     """
-    try:
-        import hypothesis
-        from hypothesis import strategies
-    except ImportError as error:
-        raise errors.KernelError(
-            "fuzzing needs hypothesis, which is not installed",
-            remedy="Run pip install 'kbjax[fuzz]'",
-        ) from error
+    extras.module("hypothesis", extra="fuzz", use="fuzzing")
     fixed = dict(sizes or {})
     catalogue.check_sizes(kernel, fixed)
     base = _base(kernel, fixed)
     varied = candidates(kernel, base, fixed, hardware)
-    found = FuzzReport(kernel, fixed, varied)
-    seen: dict[str, str | None] = {}  # what came of sizes; "" where they are fine
-    budget = [MOST_SHRINKS]
+    search = _Search(kernel, base, hardware, progress)
+    _draw(search, varied, examples, seed)
+    failure = search.failure
+    if failure is not None:
+        search.make_pairs_smaller(varied)
+        failure = search.failure
+    came = [*search.outcomes.values()]
+    return FuzzReport(
+        kernel,
+        fixed,
+        varied,
+        ran=search.ran,
+        refused=Counter(one.reason for one in came if one.status == "refused"),
+        too_large=sum(one.status == "too large" for one in came),
+        failure=None if failure is None else failure[0],
+        detail="" if failure is None else failure[1].detail,
+        command="" if failure is None else _command(kernel, *failure, hardware_name),
+    )
 
-    def outcome(drawn: dict[str, Any]) -> str | None:
-        """What fails at the sizes, "" for nothing, None where they are not run."""
-        key = repr(drawn)
-        if key not in seen:
-            if budget[0] <= 0:
-                return ""
-            before = found.ran
-            seen[key] = _run(
-                kernel, base | drawn, hardware, found, progress, _failed(found.detail)
-            )
-            if found.failure is not None:
-                budget[0] -= found.ran - before
-        return seen[key]
+
+@dataclass
+class _Search:
+    """A kernel at sizes, each run once.
+
+    Attributes:
+      base: the sizes that are not drawn.
+      outcomes: by the sizes, as text.
+      failure: the last sizes that failed as the first ones did.
+    """
+
+    kernel: str
+    base: dict[str, Any]
+    hardware: Hardware | None
+    progress: Callable[[str], None]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    failure: tuple[dict[str, Any], Outcome] | None = None
+    shrinks: int = 0
+
+    @property
+    def ran(self) -> int:
+        """How many sizes were run."""
+        return sum(one.ran for one in self.outcomes.values())
+
+    def outcome(self, drawn: dict[str, Any]) -> Outcome:
+        """What comes of sizes; once some have failed, of the checks that did, and
+        "passed" for those beyond `MOST_SHRINKS`."""
+        sizes = self.base | drawn
+        key = repr(sorted(sizes.items()))
+        if key in self.outcomes:
+            return self.outcomes[key]
+        checks: Sequence[str] = testing.CHECKS
+        if self.failure is not None:
+            if self.shrinks >= MOST_SHRINKS:
+                return Outcome("passed")
+            checks = self.failure[1].checks or checks
+        given = " ".join(_given(sizes))
+        self.progress(f"{self.ran} run; {given}")
+        found = run_at(self.kernel, sizes, self.hardware, checks)
+        self.outcomes[key] = found
+        self.shrinks += self.failure is not None and found.ran
+        return found
+
+    def fails(self, drawn: dict[str, Any]) -> bool:
+        """Whether sizes fail, as the first that did; these are then the failure."""
+        found = self.outcome(drawn)
+        first = found if self.failure is None else self.failure[1]
+        if not found.shows(first):
+            return False
+        self.failure = self.base | drawn, found
+        return True
+
+    def make_pairs_smaller(self, varied: Mapping[str, list[Any]]) -> None:
+        """Two sizes at a time, as long as that fails: hypothesis makes one smaller at a
+        time, and a tile and what it divides are refused unless both are."""
+        pairs = [*itertools.combinations(varied, 2)]
+        while any([self._makes_smaller(pair, varied) for pair in pairs]):
+            pass
+
+    def _makes_smaller(
+        self, pair: tuple[str, str], varied: Mapping[str, list[Any]]
+    ) -> bool:
+        assert self.failure is not None
+        sizes = {name: self.failure[0][name] for name in varied}
+        lower = [_below(varied[name], sizes[name]) for name in pair]
+        places = itertools.product(*(range(len(some)) for some in lower))
+        for one, other in sorted(places, key=sum):
+            values = lower[0][one], lower[1][other]
+            if self.fails({**sizes, **dict(zip(pair, values, strict=True))}):
+                return True
+        return False
+
+
+def _draw(
+    search: _Search, varied: Mapping[str, list[Any]], examples: int, seed: int
+) -> None:
+    """Sizes that hypothesis draws, and makes smaller where some fail."""
+    import hypothesis
+    from hypothesis import strategies
+
+    def one_of(name: str, values: list[Any]) -> Any:
+        drawn = strategies.sampled_from(values)
+        if name not in search.base:
+            return drawn
+        return strategies.one_of(drawn, strategies.just(search.base[name]))
 
     @hypothesis.settings(
         max_examples=examples,
@@ -124,61 +244,25 @@ def fuzz(
     @hypothesis.seed(seed)
     @hypothesis.given(
         strategies.fixed_dictionaries(
-            {
-                name: strategies.one_of(
-                    strategies.sampled_from(values), strategies.just(base[name])
-                )
-                if name in base
-                else strategies.sampled_from(values)
-                for name, values in varied.items()
-            }
+            {name: one_of(name, values) for name, values in varied.items()}
         )
     )
     def example(drawn: dict[str, Any]) -> None:
-        failed = outcome(drawn)
-        if failed is None:
+        if search.fails(drawn):
+            raise _Failed
+        if not search.outcome(drawn).ran:
             hypothesis.reject()
-        if failed:
-            found.failure, found.detail = base | drawn, failed
-            raise AssertionError(failed)
 
     try:
         example()
-    except AssertionError:
-        pass
+    except _Failed:
+        pass  # it is in the search
     except hypothesis.errors.Unsatisfiable:
-        pass
-    if found.failure is not None:
-        for smaller in _pairs_smaller(found, varied):
-            failed = outcome({name: smaller[name] for name in varied})
-            if failed:
-                found.failure, found.detail = smaller, failed
-        found.command = _command(found, hardware_name)
-    return found
+        pass  # none could be run
 
 
-def _pairs_smaller(
-    found: FuzzReport, varied: Mapping[str, list[Any]]
-) -> Iterator[dict[str, Any]]:
-    """The failing sizes with two of them smaller, the smallest first, and so on from
-    what fails of these: hypothesis makes one smaller at a time, and a tile and what it
-    divides are refused unless both are."""
-    changed = True
-    while changed:
-        changed = False
-        for pair in itertools.combinations(varied, 2):
-            before = found.failure
-            assert before is not None
-            lower = [_below(varied[n], before[n]) for n in pair]
-            if not all(lower):
-                continue
-            places = itertools.product(*(range(len(some)) for some in lower))
-            for one, other in sorted(places, key=sum):
-                values = lower[0][one], lower[1][other]
-                yield {**before, **dict(zip(pair, values, strict=True))}
-                if found.failure is not before:
-                    changed = True
-                    break
+class _Failed(Exception):
+    """An example failed."""
 
 
 def _below(values: list[Any], value: Any) -> list[Any]:
@@ -242,60 +326,50 @@ def _takes(kernel: str, sizes: dict[str, Any], hardware: Hardware | None) -> boo
     return True
 
 
-def _run(
+def run_at(
     kernel: str,
-    sizes: dict[str, Any],
+    sizes: Mapping[str, Any],
     hardware: Hardware | None,
-    found: FuzzReport,
-    progress: Callable[[str], None],
     checks: Sequence[str],
-) -> str | None:
-    progress(f"{found.ran} run; {_given(sizes)}")
+) -> Outcome:
+    """Run some checks of a kernel at sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             case = catalogue.make(kernel, hardware=hardware, **sizes)
             specs = case.inputs.specs
-            if sum(one.size * one.dtype.itemsize for one in specs) > MOST_BYTES:
-                found.too_large += 1
-                return None
-            if len(case.call.op_log(*specs)) > MOST_ROWS:
-                found.too_large += 1
-                return None
+            nbytes = sum(one.size * one.dtype.itemsize for one in specs)
+            if nbytes > MOST_BYTES or len(case.call.op_log(*specs)) > MOST_ROWS:
+                return Outcome("too large")
         except errors.KbjaxError as error:
-            found.refused[f"{type(error).__name__}: {error.problem}"] += 1
-            return None
-        except Exception as error:  # the kernel's own
-            found.ran += 1
-            return f"{type(error).__name__}: {error}"
-        found.ran += 1
+            return Outcome("refused", reason=f"{type(error).__name__}: {error.problem}")
+        except (Exception, SystemExit) as error:  # the kernel's own
+            return _raised(error)
         try:
-            report = testing.report_case(case, checks=checks)
-        except Exception as error:  # the kernel's own, or its reference's
-            return f"{type(error).__name__}: {error}"
-    return "\n".join(map(str, report.failed))
+            found = testing.report_case(case, checks=checks)
+        except (Exception, SystemExit) as error:  # the kernel's or its reference's
+            return _raised(error)
+    return Outcome("failed" if found.failed else "passed", found.failed)
 
 
-def _failed(detail: str) -> list[str]:
-    """The checks that a detail says have failed, which smaller sizes are to fail too;
-    all where it names none."""
-    lines = detail.splitlines()
-    named = [c for c in testing.CHECKS if any(x.startswith(f"{c} ") for x in lines)]
-    return named or list(testing.CHECKS)
+def _raised(error: BaseException) -> Outcome:
+    """With the line of the user's file that raised it, if one did."""
+    of_a_line = user_files.raised(error)
+    what = f"{type(error).__name__}: {error}" if of_a_line is None else str(of_a_line)
+    return Outcome("failed", reason=what)
 
 
-def _given(sizes: Mapping[str, Any]) -> str:
-    return " ".join(f"--size {n}={shlex.quote(str(v))}" for n, v in sizes.items())
+def _given(sizes: Mapping[str, Any]) -> list[str]:
+    return [f"--size {n}={shlex.quote(str(v))}" for n, v in sizes.items()]
 
 
-def _command(found: FuzzReport, hardware_name: str) -> str:
-    """`kbjax run`, which compares the numbers; where another check fails, the same with
-    all sizes fixed."""
-    assert found.failure is not None
-    numbers = found.detail.startswith("numbers ") or not found.detail.startswith(
-        tuple(f"{check} failed" for check in testing.CHECKS)
-    )
-    words = ["kbjax", "run" if numbers else "fuzz", shlex.quote(found.kernel)]
+def _command(
+    kernel: str, sizes: Mapping[str, Any], outcome: Outcome, hardware_name: str
+) -> str:
+    """`kbjax run`, which compares the numbers; where another check fails, `kbjax fuzz`
+    with all sizes fixed."""
+    shown_by_run = not outcome.failed or "numbers" in outcome.checks
+    words = ["kbjax", "run" if shown_by_run else "fuzz", shlex.quote(kernel)]
     if hardware_name != "default":
         words += ["--hardware", shlex.quote(hardware_name)]
-    return " ".join([*words, _given(found.failure)])
+    return " ".join([*words, *_given(sizes)])

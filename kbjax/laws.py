@@ -1,6 +1,7 @@
 """The laws that every schedule keeps, looked for in an op_log: what holds whatever the
 kernel, found from the log's rows and the program, not from how the log was made.
 
+0. Each run of a command has one row, and no other row is there.
 1. One engine of a PE runs one command at a time, in issue order.
 2. A command starts as soon as its engine is free, the bytes it reads are there, and no
    earlier command uses the bytes it writes; not before and not after.
@@ -12,14 +13,16 @@ kernel, found from the log's rows and the program, not from how the log was made
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kbjax import expr
-from kbjax.expr import Var
+from kbjax.costs import ENGINES
+from kbjax.expr import Expr, Var
 from kbjax.op_log import OpLog
 from kbjax.program import (
     Block,
@@ -34,8 +37,10 @@ from kbjax.program import (
 )
 
 MOST_ROWS = 20_000  # whose bytes are followed one by one
+_MOST_STARTS = 3  # that are told of a PE: one mistake moves all that comes after
 _CHUNK = 1 << 16
 _NAMES = ("pe", "engine", "start_ps", "end_ps", "nbytes", "flops", "file", "line")
+_Columns = Mapping[str, np.ndarray]
 
 
 def broken(log: OpLog, most_rows: int = MOST_ROWS) -> list[str]:
@@ -43,184 +48,279 @@ def broken(log: OpLog, most_rows: int = MOST_ROWS) -> list[str]:
 
     Args:
       log: of a whole program.
-      most_rows: how many rows' bytes are followed (laws 2 and 3); the others are looked
-        at in columns.
+      most_rows: how many rows' bytes are followed (laws 0, 2 and 3); the others are
+        looked at in columns.
     """
-    return [*_by_column(log), *_by_row(log, most_rows)]
+    parts = [*_by_pe(log, most_rows)]
+    found = [*_engines(log), *_total(log)]
+    for part in parts:
+        found += [*_rows_are_runs(log.program, part), *_starts(log.program, part)]
+    if len(log) <= most_rows:  # else a message's other end may not be looked at
+        found += _messages(log.program, parts)
+    return found
 
 
-def _by_column(log: OpLog) -> Iterator[str]:
-    """Laws 1 and 4, a piece of the log at a time."""
-    program = log.program
-    busy: defaultdict[tuple[int, str], int] = defaultdict(int)
-    moved: defaultdict[int, int] = defaultdict(int)
-    free: dict[tuple[int, str], int] = {}
-    last_ps = serial_ps = 0
+# --- by column -----------------------------------------------------------------------
+
+
+def _chunks(log: OpLog) -> Iterator[tuple[int, _Columns]]:
+    """The number of a piece's first row, and its columns."""
     for first in range(0, len(log), _CHUNK):
-        rows = log[first : first + _CHUNK].columns(_NAMES)
+        yield first, log[first : first + _CHUNK].columns(_NAMES)
+
+
+def _of_engines(rows: _Columns) -> Iterator[tuple[tuple[int, str], np.ndarray]]:
+    """The rows of each engine of each PE; waits are of none."""
+    for pe in np.unique(rows["pe"]).tolist():
+        for engine in ENGINES:
+            mine = np.flatnonzero((rows["pe"] == pe) & (rows["engine"] == engine))
+            if mine.size:
+                yield (pe, engine), mine
+
+
+def _engines(log: OpLog) -> Iterator[str]:
+    """Law 1."""
+    free: dict[tuple[int, str], int] = {}
+    for first, rows in _chunks(log):
         start, end = rows["start_ps"], rows["end_ps"]
         wrong = np.flatnonzero((start < 0) | (end < start))
         if wrong.size:
             yield f"{_row(rows, wrong[0], first)} ends before it starts"
-        serial_ps += int((end - start).sum())
-        last_ps = max(last_ps, int(end.max()))
-        for pe in np.unique(rows["pe"]).tolist():
-            for engine in ("dma", "gemm", "math", "link"):
-                mine = np.flatnonzero((rows["pe"] == pe) & (rows["engine"] == engine))
-                if not mine.size:
-                    continue
-                key = (pe, engine)
-                before = np.concatenate([[free.get(key, 0)], end[mine][:-1]])
-                early = np.flatnonzero(start[mine] < before)
-                if early.size:
-                    at, until = mine[early[0]], int(before[early[0]])
-                    yield (
-                        f"{_row(rows, at, first)} starts at {_ns(start[at])}, while "
-                        f"its engine is busy until {_ns(until)}"
-                    )
-                free[key] = int(end[mine][-1])
-                busy[key] += int((end[mine] - start[mine]).sum())
+        for key, mine in _of_engines(rows):
+            before = np.concatenate([[free.get(key, 0)], end[mine][:-1]])
+            early = np.flatnonzero(start[mine] < before)
+            if early.size:
+                at, until = mine[early[0]], int(before[early[0]])
+                yield (
+                    f"{_row(rows, at, first)} starts at {_ns(start[at])}, while its "
+                    f"engine is busy until {_ns(until)}"
+                )
+            free[key] = int(end[mine][-1])
+
+
+@dataclass
+class _Sums:
+    """Over all rows: the last end, all durations, those of each engine of each PE, the
+    bytes that each PE's DMA moves, the flops of products."""
+
+    last_ps: int = 0
+    serial_ps: int = 0
+    busy_ps: defaultdict[tuple[int, str], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
+    moved_bytes: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    gemm_flops: int = 0
+
+    @classmethod
+    def of(cls, log: OpLog) -> _Sums:
+        sums = cls()
+        for _, rows in _chunks(log):
+            took_ps = rows["end_ps"] - rows["start_ps"]
+            sums.serial_ps += int(took_ps.sum())
+            sums.last_ps = max(sums.last_ps, int(rows["end_ps"].max()))
+            for (pe, engine), mine in _of_engines(rows):
+                sums.busy_ps[pe, engine] += int(took_ps[mine].sum())
                 if engine == "dma":
-                    moved[pe] += int(rows["nbytes"][mine].sum())
-    total_ps = round(log.total_ns * 1000)
-    if total_ps != last_ps:
-        yield f"the total is {_ns(total_ps)}, but the last row ends at {_ns(last_ps)}"
-    floors: list[tuple[float, str]] = [
-        (time, f"the {engine} engine's busy time on PE {pe}")
-        for (pe, engine), time in busy.items()
-    ]
-    bandwidth = program.hardware.pe_dma.bandwidth_gb_s
-    floors += [
-        (1000 * nbytes / bandwidth, f"bytes / bandwidth of PE {pe}")
-        for pe, nbytes in moved.items()
-    ]
-    summary = log.summary()
-    path_ns = sum(line.time_ns for line in summary.critical_path)
-    floors += [
-        (path_ns * 1000, "the critical path"),
-        (_gemm_ps(program, log), "flops / peak of all PEs' products, shared evenly"),
-        (summary.roofline_ns * 1000, "the roofline"),
-    ]
-    for floor, what in floors:
-        if total_ps < floor * (1 - 1e-12) - 0.5:
-            yield f"the total, {_ns(total_ps)}, is less than {what}, {_ns(floor)}"
-    if total_ps > serial_ps:
+                    sums.moved_bytes[pe] += int(rows["nbytes"][mine].sum())
+                if engine == "gemm":
+                    sums.gemm_flops += int(rows["flops"][mine].sum())
+        return sums
+
+
+def _total(log: OpLog) -> Iterator[str]:
+    """Law 4."""
+    sums, total_ps = _Sums.of(log), round(log.total_ns * 1000)
+    if total_ps != sums.last_ps:
+        yield (
+            f"the total is {_ns(total_ps)}, but the last row ends at "
+            f"{_ns(sums.last_ps)}"
+        )
+    for floor_ps, what in _floors(log, sums):
+        if total_ps < floor_ps * (1 - 1e-12) - 0.5:
+            yield f"the total, {_ns(total_ps)}, is less than {what}, {_ns(floor_ps)}"
+    if total_ps > sums.serial_ps:
         yield (
             f"the total, {_ns(total_ps)}, is more than all commands of all PEs one "
-            f"after another, {_ns(serial_ps)}"
+            f"after another, {_ns(sums.serial_ps)}"
         )
 
 
-def _gemm_ps(program: Program, log: OpLog) -> float:
-    """All products' flops at the fastest of their peak rates, over all PEs' engines."""
-    flops = 0
-    for first in range(0, len(log), _CHUNK):
-        rows = log[first : first + _CHUNK].columns(("engine", "flops"))
-        flops += int(rows["flops"][rows["engine"] == "gemm"].sum())
-    gemm = program.hardware.pe_gemm
-    peaks = [
-        gemm.peak_flops_per_ns(ref.dtype.name)
-        for item in program.walk()
-        if isinstance(item, OpCmd) and item.op == "dot"
-        for ref in item.reads[:2]
-    ]
-    return 1000 * flops / (max(peaks) * program.num_pes) if flops else 0.0
+def _floors(log: OpLog, sums: _Sums) -> Iterator[tuple[float, str]]:
+    """What a total is at least, in ps, and what that is."""
+    program, summary = log.program, log.summary()
+    for (pe, engine), busy_ps in sums.busy_ps.items():
+        yield busy_ps, f"the {engine} engine's busy time on PE {pe}"
+    for pe, nbytes in sums.moved_bytes.items():
+        bandwidth = program.hardware.pe_dma.bandwidth_gb_s
+        yield 1000 * nbytes / bandwidth, f"bytes / bandwidth of PE {pe}"
+    if sums.gemm_flops:
+        peak = max(_peaks(program)) * program.num_pes
+        what = "flops / peak of all PEs' products, shared evenly"
+        yield 1000 * sums.gemm_flops / peak, what
+    path_ns = sum(line.time_ns for line in summary.critical_path)
+    yield path_ns * 1000, "the critical path"
+    yield summary.roofline_ns * 1000, "the roofline"
 
 
-def _by_row(log: OpLog, most_rows: int) -> Iterator[str]:
-    """Laws 2 and 3, a row at a time."""
-    program, first = log.program, 0
-    sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    received: list[tuple[int, int, int, int, str]] = []
-    whole = len(log) <= most_rows
-    for pe in range(program.num_pes):
-        some = log[first : first + most_rows].columns(_NAMES)
+def _peaks(program: Program) -> Iterator[float]:
+    """The rate of each product's operands, in flops / ns."""
+    for item in program.walk():
+        if isinstance(item, OpCmd) and item.op == "dot":
+            for ref in item.reads[:2]:
+                yield program.hardware.pe_gemm.peak_flops_per_ns(ref.dtype.name)
+
+
+# --- by row --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one PE, or the first of them.
+
+    Attributes:
+      first: the number of the first.
+      cut: whether there may be more.
+    """
+
+    pe: int
+    rows: _Columns
+    first: int
+    cut: bool
+
+    def __len__(self) -> int:
+        return len(self.rows["pe"])
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A row with the run that it is of.
+
+    Attributes:
+      row: how it is told.
+      env: the index of each loop around the command, and the PE.
+    """
+
+    row: str
+    command: Command
+    env: Mapping[Var, int]
+    engine: str
+    start_ps: int
+    end_ps: int
+
+
+def _by_pe(log: OpLog, most_rows: int) -> Iterator[_Part]:
+    """The first rows of a log, which has one PE's after another's."""
+    first = 0
+    for pe in range(log.program.num_pes):
+        left = most_rows - first
+        if left <= 0:
+            return
+        some = log[first : first + left].columns(_NAMES)
         mine = some["pe"] == pe
+        rows = {name: column[mine] for name, column in some.items()}
         count = int(mine.sum())
-        some = {name: column[mine] for name, column in some.items()}
-        cut = count == most_rows
-        yield from _one_pe(program, pe, some, first, sent, received, cut)
-        most_rows -= count
+        yield _Part(pe, rows, first, cut=count == left)
         first += count
-        if most_rows <= 0:
-            break
-    if not whole:
-        return  # a message's other end may not have been looked at
-    for pe, offset, number, end_ps, row in received:
-        ends = sent[(pe - offset) % program.num_pes, offset]
-        if number >= len(ends):
-            yield f"{row} receives a message that nothing sends"
-        elif end_ps < ends[number]:
-            yield (
-                f"{row} ends at {_ns(end_ps)}, before its message is sent at "
-                f"{_ns(ends[number])}"
-            )
 
 
-def _one_pe(
-    program: Program,
-    pe: int,
-    rows: dict[str, np.ndarray],
-    first: int,
-    sent: defaultdict[tuple[int, int], list[int]],
-    received: list[tuple[int, int, int, int, str]],
-    cut: bool,
-) -> Iterator[str]:
-    """Law 2 on the rows of a PE, or the first of them where they are `cut`."""
+def _replayed(program: Program, part: _Part) -> Iterator[_Ran]:
+    """Each row with its run, as far as there are both."""
+    runs = _runs(program.commands, {program.program_id: part.pe})
+    starts, ends = (part.rows[name].tolist() for name in ("start_ps", "end_ps"))
+    for at, (command, env) in zip(range(len(part)), runs, strict=False):
+        row, engine = _row(part.rows, at, part.first), str(part.rows["engine"][at])
+        yield _Ran(row, command, env, engine, starts[at], ends[at])
+
+
+def _rows_are_runs(program: Program, part: _Part) -> Iterator[str]:
+    """Law 0, by their number."""
+    runs = _runs(program.commands, {program.program_id: part.pe})
+    some = [command for command, _ in itertools.islice(runs, len(part) + 1)]
+    if len(some) < len(part):
+        row = _row(part.rows, len(some), part.first)
+        yield f"{row} is of no command of the program"
+    if len(some) > len(part) and not part.cut:
+        yield f"{some[-1].op} at {some[-1].site} has no row on PE {part.pe}"
+
+
+def _starts(program: Program, part: _Part) -> Iterator[str]:
+    """Law 2."""
     size = program.peak_scratch + program.hardware.pe_tcm.align
     written, used = np.zeros(size, np.int64), np.zeros(size, np.int64)
     free: defaultdict[str, int] = defaultdict(int)
-    receives: defaultdict[int, int] = defaultdict(int)
-    runs = _runs(program.commands, {program.program_id: pe})
-    spans: dict[int, Any] = {}
-    told = 0
-    for number, start in enumerate(rows["start_ps"].tolist()):
-        ran = next(runs, None)
-        if ran is None:
-            yield f"{_row(rows, number, first)} is of no command of the program"
-            return
-        command, env = ran
-        end, engine = int(rows["end_ps"][number]), str(rows["engine"][number])
-        if id(command) not in spans:
-            refs = [*command.reads, *([command.writes] if command.writes else [])]
-            spans[id(command)] = [(program.offset(ref), ref.nbytes) for ref in refs]
-        at = [expr.evaluate(offset, env) for offset, _ in spans[id(command)]]
-        pieces = [
-            slice(low, low + n)
-            for low, (_, n) in zip(at, spans[id(command)], strict=True)
-        ]
-        reads = pieces[: len(command.reads)]
-        writes = pieces[-1] if command.writes else slice(0, 0)
-        what = _row(rows, number, first)
-        if isinstance(command, RecvCmd):
-            offset = command.offset % program.num_pes
-            received.append((pe, offset, receives[offset], end, what))
-            receives[offset] += 1
-            causes = {"the bytes it writes are used": int(used[writes].max(initial=0))}
-        else:
-            made = max((int(written[r].max(initial=0)) for r in reads), default=0)
-            causes = {
-                "what it reads is there": made,
-                "the bytes it writes are used": int(used[writes].max(initial=0)),
-                "its engine is busy": free[engine],
-            }
-            free[engine] = end
-        if isinstance(command, SendCmd):
-            sent[pe, command.offset % program.num_pes].append(end)
-        due = max(causes.values())
-        if start != due:
-            why = max(causes, key=causes.__getitem__)
-            kind = "before it may" if start < due else "later than it could"
-            yield f"{what} starts at {_ns(start)}, {kind}: {why} at {_ns(due)}"
-            told += 1
-            if told == 3:  # one mistake moves all that comes after
+    where, wrong = _Bytes(program), 0
+    for ran in _replayed(program, part):
+        reads, writes = where.of(ran)
+        causes = {
+            "the bytes it writes are used": int(used[writes].max(initial=0)),
+        }
+        if not isinstance(ran.command, RecvCmd):  # which is posted, and waits
+            ready = (int(written[piece].max(initial=0)) for piece in reads)
+            causes["what it reads is there"] = max(ready, default=0)
+            causes["its engine is busy"] = free[ran.engine]
+            free[ran.engine] = ran.end_ps
+        why = max(causes, key=causes.__getitem__)
+        if ran.start_ps != causes[why]:
+            early = ran.start_ps < causes[why]
+            yield (
+                f"{ran.row} starts at {_ns(ran.start_ps)}, "
+                f"{'before it may' if early else 'later than it could'}: {why} at "
+                f"{_ns(causes[why])}"
+            )
+            wrong += 1
+            if wrong == _MOST_STARTS:
                 return
-        for read in reads:
-            used[read] = np.maximum(used[read], end)
-        used[writes] = np.maximum(used[writes], end)
-        written[writes] = end
-    if not cut and (left := next(runs, None)) is not None:
-        yield f"{left[0].op} at {left[0].site} has no row on PE {pe}"
+        for piece in (*reads, writes):
+            used[piece] = np.maximum(used[piece], ran.end_ps)
+        written[writes] = ran.end_ps
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Where a program's commands read and write.
+
+    Attributes:
+      spans: the offset and the size of each of a command's references, by its `id`: the
+        reads, then the write if there is one.
+    """
+
+    program: Program
+    spans: dict[int, list[tuple[Expr, int]]] = field(default_factory=dict)
+
+    def of(self, ran: _Ran) -> tuple[list[slice], slice]:
+        """The bytes that a run reads, and those it writes."""
+        command, key = ran.command, id(ran.command)
+        if key not in self.spans:
+            refs = [*command.reads, *([command.writes] if command.writes else [])]
+            self.spans[key] = [(self.program.offset(x), x.nbytes) for x in refs]
+        lows = [(expr.evaluate(at, ran.env), size) for at, size in self.spans[key]]
+        pieces = [slice(low, low + size) for low, size in lows]
+        if command.writes is None:
+            return pieces, slice(0, 0)
+        return pieces[:-1], pieces[-1]
+
+
+def _messages(program: Program, parts: Sequence[_Part]) -> Iterator[str]:
+    """Law 3: the nth receive from a PE at an offset, and its nth send to there."""
+    sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[_Ran]] = defaultdict(list)
+    for part in parts:
+        for ran in _replayed(program, part):
+            if isinstance(ran.command, SendCmd):
+                offset = ran.command.offset % program.num_pes
+                sent[part.pe, offset].append(ran.end_ps)
+            elif isinstance(ran.command, RecvCmd):
+                offset = ran.command.offset % program.num_pes
+                received[(part.pe - offset) % program.num_pes, offset].append(ran)
+    for key, runs in received.items():
+        for number, ran in enumerate(runs):
+            if number >= len(sent[key]):
+                yield f"{ran.row} receives a message that nothing sends"
+            elif ran.end_ps < sent[key][number]:
+                yield (
+                    f"{ran.row} ends at {_ns(ran.end_ps)}, before its message is sent "
+                    f"at {_ns(sent[key][number])}"
+                )
 
 
 def _runs(

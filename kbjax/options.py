@@ -118,6 +118,15 @@ def refusals(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def is_results(path: str) -> bool:
+    """Whether a file that is named is a database, as the results of a study are."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return False
+
+
 def named_hardware(name_or_path: str) -> Hardware:
     """What `--hardware` names."""
     from kbjax.hardware import named
@@ -161,12 +170,15 @@ class Asked:
         return {"kernel": self.kernel, "sizes": self.sizes, "hardware": hardware}
 
 
-def of_a_kernel(command: Callable[..., None]) -> Callable[..., None]:
+def of_a_kernel(
+    command: Callable[..., None], argument: Any = KernelName
+) -> Callable[..., None]:
     """A command with the argument and the options that say which kernel, in which sizes
     and on what hardware, before its own; it is given an `Asked` for them.
 
     Args:
       command: takes an `Asked`, and its own options by keyword.
+      argument: the annotation of the argument.
     """
 
     def called(
@@ -189,6 +201,7 @@ def of_a_kernel(command: Callable[..., None]) -> Callable[..., None]:
     _, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(called, include_extras=True)
     hints |= get_type_hints(command, include_extras=True)
+    hints["kernel"] = argument
     taken = [p.replace(annotation=hints[p.name]) for p in (*shared, *own)]
     # What Typer reads.
     called.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kbjax import errors
+from kbjax.names import printable
 from kbjax.study_row import StudyRow
-from kbjax.study_table import StudyTable, printable, shown
+from kbjax.study_table import StudyTable, shown
 
 MOST_LINES = 28  # of a panel
 _X_LOG_FROM = 8  # the largest value over the smallest, from which x is logarithmic

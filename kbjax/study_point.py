@@ -11,6 +11,7 @@ from typing import Any
 
 from kbjax import errors, study_versions
 from kbjax.study import Point
+from kbjax.study_status import Status
 
 _MOST_TEXT = 20_000  # characters of a reason
 
@@ -22,16 +23,16 @@ def measure(point: Point) -> dict[str, Any]:
     none of kbjax's is ``error``.
     """
     start, began = time.perf_counter(), time.time()
-    row: dict[str, Any] = {"status": "done", "started_at": began}
+    row: dict[str, Any] = {"status": Status.DONE, "started_at": began}
     versions = study_versions.here(point.kernel)  # before the file may change
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             _measure(point, row)
         except errors.KbjaxError as error:
-            row |= _ended("failed", error)
+            row |= _ended(Status.FAILED, error)
         except BaseException as error:  # a kernel's own sys.exit() ends no study
-            row |= _ended("error", error)
+            row |= _ended(Status.ERROR, error)
             if frames := traceback.extract_tb(error.__traceback__):
                 file, line = frames[-1].filename, frames[-1].lineno
                 row["reason"] += f" ({os.path.basename(file)}:{line})"
@@ -101,6 +102,6 @@ def _measure(point: Point, row: dict[str, Any]) -> None:
     }
 
 
-def _ended(status: str, error: BaseException) -> dict[str, Any]:
+def _ended(status: Status, error: BaseException) -> dict[str, Any]:
     text = str(error)[:_MOST_TEXT]
     return {"status": status, "reason_kind": type(error).__name__, "reason": text}

@@ -15,6 +15,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from kbjax import errors, extras
 
@@ -35,6 +36,9 @@ class Pool(Protocol):
     def check(self) -> None:
         """Raise a KbjaxError where what was started can never end."""
 
+    def why_broken(self, future: Future[Any]) -> str:
+        """How the process that had a call ended, where that is why it has no result."""
+
     def stop(self) -> None:
         """End, whatever still runs."""
 
@@ -47,6 +51,10 @@ class Processes:
         self.size = jobs
         self._free: list[Executor] = []
         self._children: list[BaseProcess] = []
+        self._process: dict[Executor, BaseProcess] = {}
+        self._child_of: WeakKeyDictionary[Future[Any], BaseProcess] = (
+            WeakKeyDictionary()
+        )
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[Any], Any], argument: Any) -> Future[Any]:
@@ -60,7 +68,11 @@ class Processes:
             except BrokenProcessPool:  # killed when it had nothing to do
                 executor = _executor()
                 future = executor.submit(work, argument)
-        self._children += set(multiprocessing.active_children()) - before
+        started = set(multiprocessing.active_children()) - before
+        self._children += started
+        for child in started:
+            self._process[executor] = child
+        self._child_of[future] = self._process[executor]
 
         def ended(done: Future[Any]) -> None:
             broken = not done.cancelled() and done.exception() is not None
@@ -75,6 +87,18 @@ class Processes:
 
     def check(self) -> None:
         """Nothing: a process that ends breaks the call that it had."""
+
+    def why_broken(self, future: Future[Any]) -> str:
+        """By which signal, or with which exit status."""
+        child = self._child_of.get(future)
+        if child is None:
+            return "the worker process ended"
+        child.join(1)
+        code = child.exitcode
+        if code is None or code >= 0:
+            return f"the worker process ended by itself, with exit status {code}"
+        why = f"the worker process was killed by signal {-code}"
+        return f"{why}, by the system for its memory perhaps" if code == -9 else why
 
     def stop(self) -> None:
         """Kill the processes: what they compute is not recorded."""
@@ -153,6 +177,10 @@ class Cluster:
             raise lost_cluster(
                 f"it has had no worker for {now - self._manned_s:.0f} seconds"
             )
+
+    def why_broken(self, future: Future[Any]) -> str:
+        """Dask does not say."""
+        return "the worker process ended"
 
     def stop(self) -> None:
         """Cancel what waits, and leave the cluster; it goes on without this process."""

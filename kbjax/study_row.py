@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kbjax.study_status import Status
+
 FIGURES = {  # column of a results file -> its type there
     "peak_scratch_bytes": "INTEGER", "budget_bytes": "INTEGER", "fit": "TEXT",
     "total_ns": "REAL", "dma_utilisation": "REAL", "gemm_utilisation": "REAL",
@@ -33,7 +35,7 @@ class StudyRow:
     Attributes:
       number: its place in the study, from 0.
       parameters: the kernel, and every size and hardware field of the point.
-      status: ``pending``, ``running``, ``done``, ``failed`` or ``error``.
+      status: how far it is.
       attempts: how often it was started.
       figures: each of `FIGURES`; what is not known (yet) is None.
       versions: what the point was done with, by the names of `VERSIONS`.
@@ -41,7 +43,7 @@ class StudyRow:
 
     number: int
     parameters: Mapping[str, Any]
-    status: str
+    status: Status
     attempts: int
     figures: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -54,7 +56,7 @@ class StudyRow:
     @property
     def shown_status(self) -> str:
         """The status for people: a point that does not fit did not fail otherwise."""
-        return DOES_NOT_FIT if self.overflowed else self.status
+        return DOES_NOT_FIT if self.overflowed else self.status.value
 
 
 def column_of(parameter: str, versions: Iterable[str] = ()) -> str:
@@ -77,7 +79,7 @@ def columns(rows: Sequence[StudyRow], axes: Iterable[str]) -> dict[str, list[Any
     found: dict[str, list[Any]] = {"number": [row.number for row in rows]}
     for name in names:
         found[column_of(name, versions)] = [row.parameters.get(name) for row in rows]
-    found["status"] = [row.status for row in rows]
+    found["status"] = [row.status.value for row in rows]
     found["attempts"] = [row.attempts for row in rows]
     for name in FIGURES:
         found[name] = [row.figures[name] for row in rows]

@@ -18,11 +18,13 @@ from kbjax import errors, study_point, study_store, study_versions
 from kbjax.cores import usable_cores
 from kbjax.study import Point, Study
 from kbjax.study_pools import Cluster, Pool, Processes, lost_cluster
+from kbjax.study_status import Status
 from kbjax.study_store import Store
 from kbjax.study_table import StudyTable
 
 _TICK_S = 0.2  # how soon a signal is seen
 _BEAT_S = 5.0
+_CSV_S = 1.0  # between two writes of a CSV file
 
 
 class InterruptedStudyError(errors.KbjaxError):
@@ -30,11 +32,12 @@ class InterruptedStudyError(errors.KbjaxError):
 
     Attributes:
       signal: its number.
+      exit_status: of a command that it ends.
       table: what the file holds.
     """
 
     def __init__(self, table: StudyTable, number: int) -> None:
-        self.signal, self.table = number, table
+        self.signal, self.exit_status, self.table = number, 128 + number, table
         super().__init__(
             f"interrupted: {table.path} has {table.progress}",
             remedy="Run the same command again to resume",
@@ -50,18 +53,21 @@ class Options:
         executed, which uses all cores by itself.
       scheduler: the address of a Dask cluster's; None for processes of this machine.
       retry_failed: whether points that failed are done again.
+      csv: a file that is kept up to date meanwhile, about once a second, and after a
+        signal; the last one is for the caller to write.
     """
 
     jobs: int | None = None
     scheduler: str | None = None
     retry_failed: bool = False
+    csv: str | None = None
 
 
 def run(
     study: Study,
     path: str | os.PathLike[str],
     options: Options = Options(),
-    seen: Callable[[Store], None] = lambda store: None,
+    progress: Callable[[int], None] = lambda finished: None,
 ) -> StudyTable:
     """Do what is left of a study, and return what its file then holds.
 
@@ -69,7 +75,7 @@ def run(
       study: what to do.
       path: of the results file: made, or resumed where it is of the same study.
       options: where and how.
-      seen: called when something was recorded, and several times a second.
+      progress: called several times a second with how many points are finished.
 
     Raises:
       KbjaxError: for a kernel or size that there is none of, a file that cannot be
@@ -89,21 +95,43 @@ def run(
             counts = store.counts()
             if options.scheduler is None:
                 _warn_of_others(study, store.table())
-            if not counts["pending"] and not counts["running"]:
+            if not counts[Status.PENDING] and not counts[Status.RUNNING]:
                 return store.table()
     with _signals() as stop:
         pool = _pool(study, options)
         try:
             _check_points(study, pool, stop)
             with _opened(study, path) as store:
-                _work(study, store, pool, stop, seen)
+                _work(study, store, pool, stop, _Watch(options.csv, progress))
         finally:
             pool.stop()
     with contextlib.closing(Store(path, study)) as store:
         table = store.table()  # whose end leaves one file: a mere reader may not
     if stop:
+        if options.csv:
+            table.to_csv(options.csv)
         raise InterruptedStudyError(table, stop[0])
     return table
+
+
+class _Watch:
+    """What is told and written while a study runs."""
+
+    def __init__(self, csv: str | None, progress: Callable[[int], None]) -> None:
+        self._csv, self._progress = csv, progress
+        self._written_s, self._known = time.monotonic(), -1
+
+    def look(self, store: Store) -> None:
+        """Called several times a second."""
+        counts = store.counts()
+        finished = sum(counts[each] for each in Status if each.is_finished)
+        self._progress(finished)
+        start_s = time.monotonic()
+        if finished != self._known and start_s - self._written_s > _CSV_S and self._csv:
+            store.table().to_csv(self._csv)
+            # At most a twentieth of the time goes into it.
+            self._written_s = time.monotonic() + 20 * (time.monotonic() - start_s)
+            self._known = finished
 
 
 def _warn_of_others(study: Study, table: StudyTable) -> None:
@@ -173,7 +201,7 @@ def _work(
     store: Store,
     pool: Pool,
     stop: list[int],
-    seen: Callable[[Store], None],
+    watch: _Watch,
 ) -> None:
     points = list(study.points())
     flying: dict[Future[Any], tuple[int, int]] = {}
@@ -186,34 +214,35 @@ def _work(
             if claim is not None:
                 flying[pool.submit(study_point.measure, points[claim[0]])] = claim
         if not flying and not store.others_run():
-            if store.counts()["pending"]:
+            if store.counts()[Status.PENDING]:
                 continue  # given back in between
             return
         done = wait(flying, timeout=_TICK_S, return_when=FIRST_COMPLETED).done
         if not flying:
             time.sleep(_TICK_S)  # for points that another process has
-        pool.check()
         for future in done:
-            if future.cancelled():
-                raise lost_cluster("its scheduler ended")
-            claim = flying.pop(future)
-            store.finish(claim, _row(future, points[claim[0]]))
+            if not future.cancelled():
+                claim = flying.pop(future)
+                store.finish(claim, _row(pool, future, points[claim[0]]))
+        if any(future.cancelled() for future in done):
+            raise lost_cluster("its scheduler ended")
+        pool.check()
         if time.monotonic() - beaten > _BEAT_S:
             store.beat()
             beaten = time.monotonic()
-        seen(store)
+        watch.look(store)
 
 
-def _row(future: Future[Any], point: Point) -> dict[str, Any]:
+def _row(pool: Pool, future: Future[Any], point: Point) -> dict[str, Any]:
     error = future.exception()
     if error is None:
         row = dict(future.result())
     else:  # the worker was killed, or its row lost; never an exit of this process
         why = str(error)
         if isinstance(error, BrokenProcessPool):
-            why = "the worker process ended: killed, by the system for its memory "
-            why += "perhaps, or by the kernel itself"
-        row = {"status": "error", "reason_kind": type(error).__name__, "reason": why}
+            why = pool.why_broken(future)
+        row = {"status": Status.ERROR, "reason_kind": type(error).__name__}
+        row["reason"] = why
     return {**row, "seed": point.seed}
 
 

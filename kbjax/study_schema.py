@@ -16,15 +16,15 @@ from typing import Any
 from urllib.parse import quote
 
 from kbjax import errors
-from kbjax.ranges import shown
+from kbjax.names import shown
 from kbjax.study import Study
 from kbjax.study_axes import canonical
 from kbjax.study_row import FIGURES, StudyRow
+from kbjax.study_status import Status
 from kbjax.study_table import StudyTable
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6B626A73  # "kbjs", SQLite's application_id of a results file
-STATUSES = ("pending", "running", "done", "failed", "error")
 META = "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT"
 POINTS = (
     "CREATE TABLE points (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, "
@@ -151,7 +151,7 @@ def _row(cells: Mapping[str, Any], path: str) -> StudyRow:
     parameters = _object(cells["key"], path)
     versions = _object(cells["versions"] or "{}", path)
     if (
-        cells["status"] not in STATUSES
+        cells["status"] not in list(Status)
         or not all(isinstance(v, int | float | str) for v in parameters.values())
         or not all(isinstance(v, str) for v in versions.values())
     ):
@@ -159,7 +159,7 @@ def _row(cells: Mapping[str, Any], path: str) -> StudyRow:
     return StudyRow(
         cells["number"],
         parameters,
-        cells["status"],
+        Status(cells["status"]),
         cells["attempts"],
         {name: cells[name] for name in FIGURES},
         versions,

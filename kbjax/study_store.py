@@ -17,6 +17,7 @@ from typing import Any
 from kbjax import errors, output, study_owner, study_schema
 from kbjax.study import Study
 from kbjax.study_row import FIGURES
+from kbjax.study_status import AGAIN, Status
 from kbjax.study_table import StudyTable
 
 
@@ -61,7 +62,7 @@ class Store:
             )
             self._db.executemany(
                 "INSERT INTO points (number, key, status, attempts, seed) "
-                "VALUES (?, ?, 'pending', 0, ?)",
+                f"VALUES (?, ?, '{Status.PENDING}', 0, ?)",
                 ((one.number, one.key, study.seed) for one in study.points()),
             )
 
@@ -70,7 +71,7 @@ class Store:
         None where there is none now. One whose owner is gone is taken over."""
         with study_schema.refusals(self.path), self._transaction():
             found = self._db.execute(
-                "SELECT number FROM points WHERE status = 'pending' "
+                f"SELECT number FROM points WHERE status = '{Status.PENDING}' "
                 "ORDER BY number LIMIT 1"
             ).fetchone()
             if found is None:
@@ -78,9 +79,9 @@ class Store:
             if found is None:
                 return None
             self._db.execute(
-                "UPDATE points SET status = 'running', owner = ?, heartbeat = ?, "
+                "UPDATE points SET status = ?, owner = ?, heartbeat = ?, "
                 "attempts = attempts + 1 WHERE number = ?",
-                (self.owner, time.time(), found[0]),
+                (Status.RUNNING, self.owner, time.time(), found[0]),
             )
             (attempt,) = self._db.execute(
                 "SELECT attempts FROM points WHERE number = ?", found
@@ -90,8 +91,8 @@ class Store:
     def _abandoned(self) -> tuple[int] | None:
         gone: dict[tuple[str, float], bool] = {}
         for number, owner, heartbeat in self._db.execute(
-            "SELECT number, owner, heartbeat FROM points WHERE status = 'running' "
-            "AND owner <> ? ORDER BY number",
+            "SELECT number, owner, heartbeat FROM points "
+            f"WHERE status = '{Status.RUNNING}' AND owner <> ? ORDER BY number",
             (self.owner,),
         ):
             who = (owner, heartbeat or 0.0)
@@ -112,7 +113,7 @@ class Store:
             done = self._db.execute(
                 f"UPDATE points SET {names}, owner = NULL, heartbeat = NULL "
                 "WHERE number = ? AND attempts = ? AND owner = ? "
-                "AND status = 'running'",
+                f"AND status = '{Status.RUNNING}'",
                 (*cells.values(), *claim, self.owner),
             )
             return done.rowcount == 1
@@ -129,8 +130,8 @@ class Store:
         """Give back the points that it has claimed and not finished."""
         with study_schema.refusals(self.path), self._transaction():
             self._db.execute(
-                "UPDATE points SET status = 'pending', owner = NULL, heartbeat = NULL "
-                "WHERE owner = ? AND status = 'running'",
+                f"UPDATE points SET status = '{Status.PENDING}', owner = NULL, "
+                f"heartbeat = NULL WHERE owner = ? AND status = '{Status.RUNNING}'",
                 (self.owner,),
             )
 
@@ -139,8 +140,9 @@ class Store:
         blank = ", ".join(f"{name} = NULL" for name in FIGURES if name != "seed")
         with study_schema.refusals(self.path), self._transaction():
             return self._db.execute(
-                f"UPDATE points SET status = 'pending', versions = NULL, {blank} "
-                "WHERE status IN ('failed', 'error')"
+                f"UPDATE points SET status = ?, versions = NULL, {blank} "
+                "WHERE status IN (?, ?)",
+                (Status.PENDING, *AGAIN),
             ).rowcount
 
     def counts(self) -> dict[str, int]:
@@ -149,13 +151,14 @@ class Store:
             found = self._db.execute(
                 "SELECT status, count(*) FROM points GROUP BY status"
             ).fetchall()
-        return {**dict.fromkeys(study_schema.STATUSES, 0), **dict(found)}
+        return {**{each.value: 0 for each in Status}, **dict(found)}
 
     def others_run(self) -> bool:
         """Whether others run points of it."""
         with study_schema.refusals(self.path):
             found = self._db.execute(
-                "SELECT 1 FROM points WHERE status = 'running' AND owner <> ? LIMIT 1",
+                f"SELECT 1 FROM points WHERE status = '{Status.RUNNING}' "
+                "AND owner <> ? LIMIT 1",
                 (self.owner,),
             ).fetchone()
         return found is not None

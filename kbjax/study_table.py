@@ -14,6 +14,7 @@ from typing import Any
 from kbjax import extras, output
 from kbjax.names import printable
 from kbjax.study_row import StudyRow, column_of, columns
+from kbjax.study_status import Status
 from kbjax.study_versions import mixed
 
 SCHEMA_VERSION = 1
@@ -58,20 +59,19 @@ class StudyTable:
     def counts(self) -> dict[str, int]:
         """Status -> how many points have it."""
         found = Counter(row.status for row in self.rows)
-        order = ("done", "failed", "error", "running", "pending")
-        return {status: found[status] for status in order}
+        return {status.value: found[status] for status in Status}
 
     @property
     def finished(self) -> int:
         """How many points are done or failed."""
-        return sum(self.counts[status] for status in ("done", "failed", "error"))
+        return sum(row.status.is_finished for row in self.rows)
 
     @property
     def is_good(self) -> bool:
         """Whether every point is done, its numbers right, or does not fit."""
         return all(
-            (row.status == "done" and row.figures["verdict"] != "fail")
-            or (row.status == "failed" and row.overflowed)
+            (row.status is Status.DONE and row.figures["verdict"] != "fail")
+            or (row.status is Status.FAILED and row.overflowed)
             for row in self.rows
         )
 

@@ -22,7 +22,7 @@ from kbjax import errors
 from kbjax.call import KernelCall
 from kbjax.cases import Case
 from kbjax.checks import Asked, Finding
-from kbjax.names import nearest
+from kbjax.names import unknown
 from kbjax.subject import Subject
 
 SCHEMA_VERSION = 1
@@ -199,8 +199,4 @@ def _check_names(checks: Sequence[str]) -> None:
         )
     for name in checks:
         if name not in CHECKS:
-            raise errors.KernelError(
-                f"there is no check {name!r}",
-                allowed=", ".join(CHECKS),
-                remedy=f"The nearest is {nearest(str(name), CHECKS)}",
-            )
+            raise unknown(f"there is no check {name!r}", name, CHECKS)

@@ -62,7 +62,7 @@ def recorded(results: Path) -> dict[int, StudyRow]:
             return {}
         raise
     assert len({row.number for row in rows}) == len(rows)
-    return {row.number: row for row in rows if row.status in ("done", "failed")}
+    return {row.number: row for row in rows if row.status.is_finished}
 
 
 def group_is_empty(group: int, within_s: float = 10) -> bool:

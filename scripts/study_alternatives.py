@@ -33,7 +33,6 @@ import bisect
 import csv
 import dataclasses
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -42,12 +41,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, catalogue, errors, extras, output
+from kbjax import cases, catalogue, errors, extras, output, study_plots
 from kbjax.hardware import Hardware, named
 
 LEAST = 256
 HEADS = 8  # query heads of a KV head
-FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True)
@@ -278,12 +276,7 @@ def figure_of(path: str) -> tuple[Any, str]:
     Raises:
       KbjaxError: for another format, and without matplotlib.
     """
-    kind = Path(path).suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise errors.KbjaxError(
-            "a plot is written in the format that its file's name ends in", got=path,
-            allowed=", ".join(f".{each}" for each in FORMATS),
-        )  # fmt: skip
+    kind = study_plots.format_of(path)
     figures = extras.module("matplotlib.figure", extra="plot", use="a plot")
     return figures.Figure(figsize=(16, 5), layout="constrained"), kind
 

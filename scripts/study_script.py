@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kbjax import cli_study, errors, options
+from kbjax import errors, options, study_plots, study_show
 from kbjax.study import Study
 from kbjax.study_run import Options
 from kbjax.study_table import StudyTable
@@ -25,8 +25,6 @@ def do(study: Study, folder: str, jobs: int | None, x: str) -> StudyTable:
     Exit status 1 for what is refused, 130 after Ctrl-C.
     """
     with options.refusals(False):
-        from kbjax import study_plots
-
         base = Path(folder) / study.name
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -36,10 +34,9 @@ def do(study: Study, folder: str, jobs: int | None, x: str) -> StudyTable:
             ) from error
         study_plots.format_of("x.png")  # refused before the work, not after
         csv = f"{base}.csv"
-        table = cli_study.ran(study, f"{base}.sqlite", Options(jobs), csv)
-        cli_study.exported(table, csv=csv)
-        for kind in study_plots.FORMATS:
-            study_plots.write(table, f"{base}.{kind}", x)
-    cli_study.print_table(table)
+        table = study_show.run(study, f"{base}.sqlite", Options(jobs, csv=csv))
+        plots = [f"{base}.{kind}" for kind in study_plots.FORMATS]
+        study_show.exported(table, csv=csv, plots=plots, x=x)
+    study_show.print_table(table)
     typer.echo(f"{csv}, {base}.png and {base}.svg are written")
     return table

@@ -1,7 +1,8 @@
 """What the pages of docs/ print is what runs: every Python block, in the order of the
 page and in one namespace, and every `kbjax` command. Text that is marked as the output
 of the block above it is that block's. Blocks of Triton's need it, and run in its
-interpreter."""
+interpreter. A block whose first line is ``# name.py`` is that file, for the commands
+of its page."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def test_what_counts_as_shown() -> None:
 def test_the_commands_run(
     page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In one folder, in the order of the page: one may read what another wrote."""
+    """In one folder with the page's files, in the order of the page: one may read what
+    another wrote."""
     monkeypatch.chdir(tmp_path)
     pages.write_files(page, tmp_path)
     for arguments in pages.kbjax_commands(page):
@@ -158,3 +160,16 @@ def test_the_ported_kernel_gives_the_same_bits(tmp_path: Path) -> None:
     want = np.sqrt((x * x).sum(axis=1))
     assert_same_bits(ours["from_kbjax"], want)  # whole numbers: sums are exact
     assert_same_bits(theirs["from_triton"].numpy(), want)
+
+
+def test_field_cases_are_said_once() -> None:
+    """Every FC-number that a test names is on the page, and no other."""
+    tests = "\n".join(
+        path.read_text("utf-8")
+        for path in (pages.ROOT / "tests").glob("*.py")
+        if path.name != Path(__file__).name
+    )
+    page = (DOCS / "contributing.md").read_text("utf-8")
+    explained = re.findall(r"\b(FC-\d+):", page)
+    assert set(re.findall(r"\bFC-\d+", tests)) == set(explained)
+    assert len(explained) == len(set(explained))

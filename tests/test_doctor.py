@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from typing import Any
 
 import jax
@@ -59,6 +60,7 @@ def test_extras_say_what_is_missing_and_the_command(
     assert found["extras"]["report"] == {
         "present": {},
         "missing": {"no-such-thing": ">=1"},
+        "broken": {},
         "install": "pip install 'kbjax[report]'",
     }
     dev = found["extras"]["dev"]  # with those that it is made of; one is too old
@@ -68,6 +70,20 @@ def test_extras_say_what_is_missing_and_the_command(
     result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     assert "missing no-such-thing: pip install 'kbjax[report]'" in result.output
+
+
+def test_an_extra_that_does_not_import_is_told(
+    metadata: None, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = doctor.examine()
+    plot = found["extras"]["plot"]
+    assert plot["present"] == plot["missing"] == {}
+    assert "ModuleNotFoundError" in plot["broken"]["matplotlib"]
+    assert any("matplotlib does not import: " in line for line in found["warnings"])
+    result = CliRunner().invoke(cli.app, ["doctor"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0  # extras are no core part
+    assert "matplotlib is broken" in result.output
 
 
 def test_a_jax_outside_the_range_is_a_warning(

@@ -15,8 +15,10 @@ from typer.testing import CliRunner, Result
 
 import kbjax as kb
 from kbjax import cli, fuzz, options
+from kbjax.checks import Finding
 
 SOURCE = """
+import dataclasses
 from functools import partial
 import jax
 import numpy as np
@@ -45,6 +47,12 @@ def falls(n=4, *, hardware=None):
     if n == 3:
         raise ZeroDivisionError("three")
     return case(n, 1, hardware=hardware)
+
+def exits(n=4, *, hardware=None):
+    raise SystemExit(0)
+
+def nothing(n=4, *, hardware=None):
+    return dataclasses.replace(case(n, 1, hardware=hardware), reference=lambda x: None)
 
 def large(n=4_000_000, *, hardware=None):
     return case(n, n, hardware=hardware)
@@ -104,11 +112,11 @@ def test_the_same_seed_draws_the_same(
 ) -> None:
     drawn: list[dict[str, Any]] = []
 
-    def watched(kernel: str, sizes: dict[str, Any], *_: Any) -> str:
+    def watched(kernel: str, sizes: dict[str, Any], *_: Any) -> fuzz.Outcome:
         drawn.append(sizes)
-        return ""
+        return fuzz.Outcome("passed")
 
-    monkeypatch.setattr(fuzz, "_run", watched)
+    monkeypatch.setattr(fuzz, "run_at", watched)
     runs = []
     for seed in (1, 1, 2):
         drawn.clear()
@@ -121,14 +129,51 @@ def test_the_same_seed_draws_the_same(
 def test_another_error_than_a_refusal_is_a_failure(kernel: Any) -> None:
     report = fuzz.fuzz(kernel("falls"), examples=30)
     assert report.failure == {"n": 3}
-    assert report.detail == "ZeroDivisionError: three"
+    line = 1 + SOURCE.splitlines().index('        raise ZeroDivisionError("three")')
+    assert report.detail == f"mine.py:{line}: ZeroDivisionError: three."
     assert report.command.startswith("kbjax run ")
+
+
+def test_a_kernel_that_exits_is_a_failure(kernel: Any) -> None:
+    report = fuzz.fuzz(kernel("exits"), examples=5)
+    assert report.failure == {"n": 1}
+    assert "sys.exit(0) was called" in report.detail
+
+
+def test_a_reference_that_is_none_is_a_failure(kernel: Any) -> None:
+    report = fuzz.fuzz(kernel("nothing"), examples=5)
+    assert report.verdict == "fail"
+    assert "the reference is not real numbers. Got None" in report.detail
+
+
+def test_what_is_shrunk_to_fails_in_the_same_check(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes from 5 fail in poison, smaller ones in numbers."""
+    asked: list[tuple[str, ...]] = []
+
+    def run_at(kernel: str, sizes: dict[str, Any], _: Any, checks: Any) -> fuzz.Outcome:
+        asked.append(tuple(checks))
+        check = "poison" if sizes["n"] >= 5 else "numbers"
+        return fuzz.Outcome("failed", (Finding(check, "failed", "..."),))
+
+    monkeypatch.setattr(fuzz, "run_at", run_at)
+    report = fuzz.fuzz(kernel("needs"), sizes={"n": 5}, examples=3)
+    assert report.detail == "poison failed: ..."
+    asked.clear()
+    for seed in range(4):
+        report = fuzz.fuzz(kernel("needs"), examples=8, seed=seed)
+        first = "poison" if ("poison",) in asked else "numbers"
+        assert report.failure == {"n": 5 if first == "poison" else 1}
+        assert report.detail == f"{first} failed: ..."
+        asked.clear()
 
 
 def test_a_check_that_run_does_not_make_is_reproduced_by_fuzz(
     kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fuzz, "_run", lambda *_: "poison failed: ...")
+    failed = fuzz.Outcome("failed", (Finding("poison", "failed", "numbers failed:"),))
+    monkeypatch.setattr(fuzz, "run_at", lambda *_: failed)
     report = fuzz.fuzz(
         kernel("case"), examples=3, hardware=kb.Hardware(), hardware_name="a b.toml"
     )

@@ -342,9 +342,21 @@ def test_a_locale_without_its_letters(tmp_path: Path) -> None:
 
 
 def test_no_jax_to_make_and_show_a_study(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    study_run.run(six(), path, ONE)
     program = (
-        "import sys; from kbjax import cli_study, study_run, study_store\n"
-        f"from kbjax.study import Study; Study(**{SIX!r})\n"
+        "import sys\n"
+        "from kbjax import study_plots, study_run, study_show, study_store\n"
+        f"from kbjax.study import Study\n"
+        f"study = Study(**{SIX!r})\n"
+        f"study_show.print_table(study_run.run(study, {str(path)!r}))\n"
+        f"table = study_store.read({str(path)!r})\n"
+        f"table.to_csv({str(tmp_path / 't.csv')!r})\n"
+        f"study_plots.write(table, {str(tmp_path / 't.svg')!r})\n"
         "sys.exit('jax' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 of 6 points" in done.stdout and (tmp_path / "t.svg").exists()

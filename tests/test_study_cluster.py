@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from distributed import LocalCluster
 
 from kbjax import errors, study_pools, study_run, study_source, study_store
 from kbjax.study_table import StudyTable
-from tests.test_study import ONE, ROOT, six
+from tests.test_study import ONE, ROOT, six, toml
 from tests.test_study_processes import slow, wait_for
 
 # A scheduler, and a worker that is a thread of it, in a process of their own.
@@ -99,3 +100,24 @@ def test_the_last_worker_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             future = sleeps_in_point_4(tmp_path, address)
             worker.kill()
             refused_and_resumed(tmp_path, future, "no worker")
+
+
+def test_a_scheduler_that_dies_before_the_first_point(tmp_path: Path) -> None:
+    """While a worker looks at the kernel: nothing is made."""
+    began, own = tmp_path / "began", tmp_path / "own.py"
+    toml(own, f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(60)")
+    with process("-c", CLUSTER) as cluster:
+        assert cluster.stdout is not None
+        options = study_run.Options(scheduler=cluster.stdout.readline().strip())
+        executor = ThreadPoolExecutor(1)
+        study = six(kernel=f"{own}:case")
+        future = executor.submit(study_run.run, study, tmp_path / "r.sqlite", options)
+        executor.shutdown(wait=False)
+        until = time.monotonic() + 40
+        while not began.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        cluster.kill()
+        with pytest.raises(errors.KbjaxError, match=r"(?s)cluster gave up.*resume"):
+            future.result(timeout=40)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["began", "own.py"]

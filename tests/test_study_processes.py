@@ -117,14 +117,17 @@ def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
     file = slow(tmp_path, f"""good = os.path.exists({str(flag)!r})
     if context == 128 and not good: raise ValueError("[red]=x[/red]")
     if context == 256 and not good: os.kill(os.getpid(), 9)
+    if context == 512 and not good: os._exit(3)
     print("noise")""")  # fmt: skip
     process = started(file, "--json")
     out, _ = process.communicate(timeout=50)
     assert process.returncode == 1
     rows = json.loads(out)["rows"]
-    assert [row["status"] for row in rows] == ["done", "error", "error"] + ["done"] * 3
+    assert [row["status"] for row in rows] == ["done", *["error"] * 3, "done", "done"]
     assert rows[1]["reason_kind"] == "ValueError" and "slow.py" in rows[1]["reason"]
-    assert rows[2]["reason_kind"] == "BrokenProcessPool"
+    assert rows[2]["reason_kind"] == rows[3]["reason_kind"] == "BrokenProcessPool"
+    assert "killed by signal 9" in rows[2]["reason"]
+    assert "exit status 3" in rows[3]["reason"]
     assert "[red]=x[/red]" in invoke(str(tmp_path / "slow.sqlite")).output
     flag.touch()
     process = started(file, "--retry-failed")

@@ -13,9 +13,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kbjax as kb
-from kbjax import cli, report_study, study_curves, study_plots, study_run, study_store
+from kbjax import (
+    catalogue,
+    cli,
+    report_study,
+    study_curves,
+    study_plots,
+    study_run,
+    study_store,
+)
 from kbjax.study import Study
-from kbjax.study_row import FIGURES, StudyRow
+from kbjax.study_row import DOES_NOT_FIT, FIGURES, StudyRow
+from kbjax.study_status import Status
 from kbjax.study_table import StudyTable
 from tests.browser import Browser, chromium
 from tests.test_study import invoke, toml
@@ -34,7 +43,7 @@ def report(*arguments: str) -> Result:
 
 
 def row(number: int, parameters: dict[str, Any], **figures: Any) -> StudyRow:
-    status = figures.pop("status", "done")
+    status = Status(figures.pop("status", "done"))
     known = {**dict.fromkeys(FIGURES), "budget_bytes": 1 << 20, **figures}
     return StudyRow(number, parameters, status, 1, known, {})
 
@@ -223,3 +232,10 @@ def test_sizes_that_are_called_as_a_column(browser: Browser, tmp_path: Path) -> 
     for x in ("number", "status"):
         study_plots.write(read, str(plot), x)
         assert f"axis {x}" not in report_study.html(read, x)
+
+
+def test_the_words_that_files_and_other_tools_have() -> None:
+    assert [*Status] == ["done", "failed", "error", "running", "pending"]
+    assert [each for each in Status if each.is_finished] == ["done", "failed", "error"]
+    case = catalogue.make("flash_unscoped", context=8192)
+    assert case.call.plan(*case.inputs.specs, vary=[]).verdict == DOES_NOT_FIT

@@ -576,3 +576,17 @@ def test_rows_that_are_missing_are_missed() -> None:
     short = log[: len(log) - 1]
     assert any("has no row on PE 0" in one for one in laws.broken(short))
     assert not [x for x in laws.broken(log.filter(), most_rows=5) if "no row" in x]
+
+
+def test_rows_of_no_command_are_told() -> None:
+    def body(rows: int) -> Any:
+        def copies(tl: Any, x: Any, o: Any) -> None:
+            for j in tl.range(rows):
+                tl.store(o[tl.ds(j, 1), :], tl.load(x[tl.ds(j, 1), :]))
+
+        return kb.kernel_call(copies, OUT)
+
+    log, shorter = body(4).op_log(X), body(3).record(X)
+    assert not laws.broken(log)
+    with mock.patch.object(op_log.OpLog, "program", shorter):
+        assert any("is of no command of the program" in x for x in laws.broken(log))
