@@ -15,25 +15,28 @@ from kbjax.names import printable
 if TYPE_CHECKING:
     from kbjax.plan import Plan
 
+_LEAST_WIDTH = 60  # of a table: below that the terminal breaks its lines
+
 
 def print_plan(found: Plan) -> None:
     """The footprint, as its headline, notes and tables."""
     console = Console()
     colour = {"fits": "green", "tight": "yellow"}.get(found.verdict, "red")
+    wide = Console(width=max(console.width, _LEAST_WIDTH))
     headline = _plain(found.headline(), keep="\n")
     console.print(f"[{colour}]{headline}[/{colour}]", highlight=False)
     for note in found.notes():
         console.print(_plain(note, keep="\n"), highlight=False)
     for title, header, rows in found.tables():
         console.print(f"\n[bold]{_plain(title)}[/bold]", highlight=False)
-        console.print(_fitted(header, rows, console.width))
+        wide.print(_fitted(header, rows, wide.width))
 
 
 def _fitted(
     header: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int
 ) -> Table:
     """A table whose figures are whole in any terminal: where it is narrow, the kernel's
-    source is cut or left out, and words are folded."""
+    source is cut, which `...` says, or left out, and words are folded."""
     taken = sum(
         max(map(len, column)) + 3
         for column in zip(header, *rows, strict=True)
@@ -47,8 +50,14 @@ def _fitted(
         table.add_column(header[n], no_wrap=not words, overflow="fold")
     for row in rows:
         cells = ((header[n], row[n]) for n in kept)
-        table.add_row(*(_plain(c[:room] if n == "source" else c) for n, c in cells))
+        table.add_row(
+            *(_plain(_cut(c, room) if n == "source" else c) for n, c in cells)
+        )
     return table
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 3] + "..."
 
 
 def print_run(report: dict[str, Any], rows: list[tuple[str, str]]) -> None:

@@ -160,3 +160,16 @@ def test_the_ported_kernel_gives_the_same_bits(tmp_path: Path) -> None:
     want = np.sqrt((x * x).sum(axis=1))
     assert_same_bits(ours["from_kbjax"], want)  # whole numbers: sums are exact
     assert_same_bits(theirs["from_triton"].numpy(), want)
+
+
+def test_field_cases_are_said_once() -> None:
+    """Every FC-number that a test names is on the page, and no other."""
+    tests = "\n".join(
+        path.read_text("utf-8")
+        for path in (pages.ROOT / "tests").glob("*.py")
+        if path.name != Path(__file__).name
+    )
+    page = (DOCS / "contributing.md").read_text("utf-8")
+    explained = re.findall(r"\b(FC-\d+):", page)
+    assert set(re.findall(r"\bFC-\d+", tests)) == set(explained)
+    assert len(explained) == len(set(explained))
