@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -90,7 +89,7 @@ def small_sizes(name: str) -> dict[str, Any]:
       KernelError: for a name that is none.
     """
     function = _case_function(name)
-    small = vars(sys.modules[function.__module__]).get("SMALL", {})
+    small = function.__globals__.get("SMALL", {})
     return {size: small[size] for size in _sizes(function) if size in small}
 
 

@@ -30,6 +30,7 @@ from kbjax.options import (
     refusals,
     say_json,
 )
+from kbjax.output import check_keeps
 
 app = typer.Typer(
     help="A functional emulator of a near-HBM accelerator PE.",
@@ -217,6 +218,7 @@ def trace(
     with refusals(as_json):
         from kbjax import trace as traces
 
+        check_keeps("-o", output, asked.files())
         case = asked.case()
         with console.status(f"{asked.kernel}: recording and timing ..."):
             log = case.call.op_log(*case.inputs.specs)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from kbjax.options import AsJson, Asked, is_results, of_a_kernel, refusals, say_json
-from kbjax.output import name_of
+from kbjax.output import check_keeps, name_of
 
 KernelOrResults = Annotated[
     str,
@@ -65,6 +65,7 @@ def _report_kernel(
         from kbjax import report_page
 
         report_page.require_bokeh()  # before the work
+        check_keeps("-o", output, asked.files())
         case = asked.case()
         with console.status(f"{asked.kernel}: recording and timing ..."):
             made = reports.of(
@@ -105,6 +106,7 @@ def _report_study(path: str, output: str, as_json: bool, console: Console) -> No
     with refusals(as_json):
         from kbjax import report_study, study_store
 
+        check_keeps("-o", output, {"the results": path})
         table = study_store.read(path)
         nbytes = report_study.write(table, output)
     if as_json:

@@ -17,12 +17,17 @@ def module(name: str, *, extra: str, use: str) -> Any:
       use: what needs it, the subject of the message.
 
     Raises:
-      KbjaxError: where it is not installed, naming what to install.
+      KbjaxError: where it is not installed or broken, naming what to install.
     """
+    library = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        library = name.partition(".")[0]
+        if error.name != library:
+            raise errors.KbjaxError(
+                f"{use} needs {library}, which cannot be imported: {error}",
+                remedy=f"Install it anew: pip install --force-reinstall {library}",
+            ) from error
         raise errors.KbjaxError(
             f"{use} needs {library}, which is not installed",
             remedy=f"Run pip install 'kbjax[{extra}]'",

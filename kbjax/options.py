@@ -164,6 +164,16 @@ class Asked:
 
         return catalogue.make(self.kernel, hardware=self.on, **self.sizes)
 
+    def files(self) -> dict[str, str]:
+        """What is read: what it is -> its path; shipped ones are no files."""
+        found = {}
+        path, colon, _ = self.kernel.rpartition(":")
+        if colon:
+            found["the kernel's file"] = path
+        if self.hardware.endswith(".toml"):
+            found["the hardware"] = self.hardware
+        return found
+
     def report(self) -> dict[str, Any]:
         """For JSON."""
         hardware = hardware_report(self.hardware, self.on)

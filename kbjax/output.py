@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from kbjax import errors
@@ -84,6 +84,37 @@ def write_text(target: Target, whole: str) -> int:
     with binary(target) as stream:
         stream.write(data)
     return len(data)
+
+
+def check_keeps(
+    option: str, target: Target, kept: Mapping[str, str | os.PathLike[str]]
+) -> None:
+    """Refuse a path of what a command reads, or writes besides.
+
+    Args:
+      option: that gives the target, as in ``--csv``.
+      target: a path; nothing else can take a file's place.
+      kept: what -> its path, as in ``{"the results": "s.sqlite"}``.
+
+    Raises:
+      KbjaxError: naming both.
+    """
+    if not isinstance(target, str | os.PathLike) or target == "-":
+        return
+    for what, path in kept.items():
+        if _is_same(target, path):
+            raise errors.KbjaxError(
+                f"{option} {os.fspath(target)} would take the place of {what}",
+                got=os.fspath(path),
+                remedy="Give another path",
+            )
+
+
+def _is_same(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one of them is not there
+        return os.path.realpath(path) == os.path.realpath(other)
 
 
 def name_of(target: Target) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from kbjax import errors
 from kbjax.names import printable
 from kbjax.study_row import StudyRow
-from kbjax.study_table import StudyTable, shown
+from kbjax.study_table import StudyTable, parameter_text
 
 MOST_LINES = 28  # of a panel
 _X_LOG_FROM = 8  # the largest value over the smallest, from which x is logarithmic
@@ -178,15 +178,11 @@ def _panel(
 
 
 def _groups(table: StudyTable, axis: str) -> dict[str, list[StudyRow]]:
+    others = [name for name in table.study["axes"] if name != axis]
     found: dict[str, list[StudyRow]] = {}
     for row in table.rows:
-        parts = [
-            str(row.parameters[name])
-            if name == "kernel"
-            else f"{name} {shown(row.parameters[name])}"
-            for name in table.study["axes"]
-            if name != axis
-        ]
+        values = [(name, row.parameters[name]) for name in others]
+        parts = [v if n == "kernel" else f"{n} {parameter_text(v)}" for n, v in values]
         found.setdefault(printable(", ".join(parts)), []).append(row)
     return {
         label: sorted(rows, key=lambda row: row.parameters[axis])

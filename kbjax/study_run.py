@@ -90,9 +90,9 @@ def run(
     study_store.check_usable(path, study)
     if _is_there(path):
         with contextlib.closing(Store(path, study)) as store:
-            if options.retry_failed:
-                store.retry()
             counts = store.counts()
+            if options.retry_failed:
+                counts[Status.PENDING] += counts[Status.FAILED] + counts[Status.ERROR]
             if options.scheduler is None:
                 _warn_of_others(study, store.table())
             if not counts[Status.PENDING] and not counts[Status.RUNNING]:
@@ -102,6 +102,8 @@ def run(
         try:
             _check_points(study, pool, stop)
             with _opened(study, path) as store:
+                if options.retry_failed and not stop:
+                    store.retry()
                 _work(study, store, pool, stop, _Watch(options.csv, progress))
         finally:
             pool.stop()

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from kbjax import errors, study_plots, study_run
+from kbjax import errors, output, study_plots, study_run
 from kbjax.names import printable
 from kbjax.study import Study
 from kbjax.study_table import StudyTable
@@ -81,19 +81,13 @@ def check_exports(exports: Mapping[str, str | None], kept: Mapping[str, str]) ->
       KbjaxError: for a path in no folder, one of `kept`, one of another export, and for
         a plot that could not be drawn.
     """
-    taken = {path: what for what, path in kept.items()}
+    taken = dict(kept)
     for own in kept.values():
-        taken |= dict.fromkeys((f"{own}-wal", f"{own}-shm"), f"of {own}")
+        taken |= {f"the {end} of {own}": f"{own}-{end}" for end in ("wal", "shm")}
     for option, path in exports.items():
         if path and path != "-":
-            for other, what in taken.items():
-                if _is_same(path, other):
-                    raise errors.KbjaxError(
-                        f"{option} {path} would take the place of {what}",
-                        got=other,
-                        remedy="Give another path",
-                    )
-            taken[path] = option
+            output.check_keeps(option, path, taken)
+            taken[option] = path
             folder = os.path.dirname(path) or "."
             if not os.path.isdir(folder) or os.path.isdir(path):
                 raise errors.KbjaxError(
@@ -102,13 +96,6 @@ def check_exports(exports: Mapping[str, str | None], kept: Mapping[str, str]) ->
                 )  # fmt: skip
     if plot := exports.get("--plot"):
         study_plots.format_of(plot)
-
-
-def _is_same(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except (OSError, ValueError):  # one of them is not there
-        return os.path.realpath(path) == os.path.realpath(other)
 
 
 def files_of(study: Study) -> dict[str, str]:

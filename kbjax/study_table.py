@@ -92,7 +92,7 @@ class StudyTable:
         there = [n for n in _SHORT if any(r.figures[n] is not None for r in self.rows)]
         rows = [
             [
-                *(shown(row.parameters[name]) for name in axes),
+                *(parameter_text(row.parameters[name]) for name in axes),
                 row.shown_status,
                 *(_figure(name, row.figures[name]) for name in there),
             ]
@@ -156,6 +156,15 @@ class StudyTable:
         )
         caption = html.escape(f"{printable(self.study['name'])}: {self.progress}")
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+
+
+def parameter_text(value: object) -> str:
+    """A parameter for people, in full: two that differ do not look the same."""
+    if isinstance(value, str):
+        return printable(value if value[:1].isalpha() else repr(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
 
 
 def shown(cell: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import sys
@@ -43,7 +44,8 @@ def _loaded(path: str, changed_ns: int) -> ModuleType:
     folder, file = os.path.split(path)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = _PREFIX + file.removesuffix(".py")
+    digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+    name = f"{_PREFIX}{file.removesuffix('.py')}_{digest[:12]}"  # of this path alone
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a path that ends in .py
     module = importlib.util.module_from_spec(spec)

@@ -59,6 +59,7 @@ def case(
     hardware: kb.Hardware | None = None,
 ) -> Case:
     """An array of (rows, columns) on each of `num_pes` PEs."""
+    check_dtype(dtype)
     positive(rows=rows, columns=columns, num_pes=num_pes)
     shard("rows", rows, "num_pes", num_pes)
     call = kb.kernel_call(
@@ -68,7 +69,6 @@ def case(
         hardware=hardware,
     )
     inputs = Inputs(seed, num_pes, dtype, ((rows, columns),))
-    check_dtype(dtype)
     allowed = tolerance(dtype) * num_pes  # each sum rounds to the dtype
     return Case(call, inputs, reference, allowed)
 

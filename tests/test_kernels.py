@@ -58,6 +58,13 @@ def test_against_float64(name: str, dtype: str) -> None:
     assert_case(small(name, dtype), checks=["numbers", "op_log", "footprint"])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float3", "=1+1", 3, None])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dtype_that_it_does_not_come_in(name: str, dtype: Any) -> None:
+    with pytest.raises(kb.DTypeError, match="float32"):
+        small(name, dtype)
+
+
 @pytest.mark.parametrize("name", ["matmul", "gqa_decode"])
 def test_poison_and_a_pe_alone_change_nothing(name: str) -> None:
     assert_case(small(name), checks=["poison", "pes"])

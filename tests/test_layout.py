@@ -102,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "hardware_toml",
         "names",
         "options",
+        "output",
         "screens",
         "trace",
     },
@@ -456,6 +457,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study_show": {
         "errors",
         "names",
+        "output",
         "study",
         "study_plots",
         "study_run",

@@ -8,8 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from kbjax import study_run
+import kbjax as kb
+from kbjax import cli, study_run, study_store
 from tests.test_study import ONE, invoke, six, toml
 
 TEXT = """kernel = "gqa_decode"
@@ -27,7 +29,7 @@ tile = [16]
         (["--parquet", "./s.toml"], "the study"),
         (["--csv", "s.sqlite"], "the results"),
         (["-o", "a.sqlite", "--csv", "a.sqlite"], "the results"),
-        (["-o", "a.sqlite", "--csv", "a.sqlite-wal"], "of a.sqlite"),
+        (["-o", "a.sqlite", "--csv", "a.sqlite-wal"], "the wal of a.sqlite"),
         (["--csv", "link.csv"], "the study"),
         (["--csv", "hard.csv"], "the study"),
         (["--csv", "hw.toml"], "the hardware hw.toml"),
@@ -57,6 +59,31 @@ def test_results_are_not_replaced_by_their_own_export(tmp_path: Path) -> None:
             result = invoke(str(path), *more, option, str(path))
             assert result.exit_code == 1 and "take the place" in result.output
     assert path.read_bytes() == before
+
+
+def test_results_are_not_replaced_by_their_report(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    study_run.run(six(axes={"context": [64]}), path, ONE)
+    before = path.read_bytes()
+    result = CliRunner().invoke(cli.app, ["report", str(path), "-o", str(path)])
+    assert result.exit_code == 1
+    assert "-o" in result.stderr and "take the place of the results" in result.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_refused_retry_forgets_nothing(tmp_path: Path) -> None:
+    """The scheduler is not there: rows that failed stay as they are."""
+    study = six(axes={"context": [64], "dtype": ["none", "float32"]})
+    first = study_run.run(study, tmp_path / "r.sqlite", ONE)
+    for refused in (
+        study_run.Options(scheduler="tcp://127.0.0.1:1", retry_failed=True),
+        study_run.Options(jobs=0, retry_failed=True),
+    ):
+        with pytest.raises(kb.KbjaxError):
+            study_run.run(study, tmp_path / "r.sqlite", refused)
+    again = study_store.read(str(tmp_path / "r.sqlite"))
+    assert [row.status for row in again.rows] == ["failed", "done"]
+    assert again.rows == first.rows
 
 
 def test_whole_values_of_a_range_are_integers() -> None:

@@ -126,6 +126,22 @@ def test_curves_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    "others", [[1000.11, 1000.14], [2.00001, 2.00002], [1, "1"], [True, "True"]]
+)
+def test_values_that_look_alike_are_lines_of_their_own(others: list[Any]) -> None:
+    axes = {"n": [40, 80], "other": others}
+    at = [(n, other) for n in axes["n"] for other in others]
+    rows = [
+        row(i, {"n": n, "other": other}, peak_scratch_bytes=n, total_ns=1.0, fit="fits")
+        for i, (n, other) in enumerate(at)
+    ]
+    found = table(axes, rows)
+    labels = [line.label for line in study_curves.curves(found).panels[0].lines]
+    assert len({*labels}) == len(labels) == 2
+    assert len({tuple(cells[:3]) for cells in found.short()[1]}) == 4
+
+
+@pytest.mark.parametrize(
     ("values", "is_log"),
     [([1000, 9990], False), ([1000, 10000], True), ([0, 10000], False),
      ([None, 10000], False)],

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kbjax import catalogue, cli
+from kbjax.hardware import Hardware
 from kbjax.options import given_sizes
 
 HEAD = """
@@ -185,3 +186,27 @@ def test_terminal_codes_in_names_are_shown_as_escapes(
         result = CliRunner().invoke(cli.app, [command, of], env={"COLUMNS": "300"})
         assert "mine\\x1b[31m.py" in result.output
         assert "\x1b" not in result.output
+
+
+def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    names = []
+    for folder, rows in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        names.append(written(tmp_path / folder, "TOP", f"SMALL = {{'rows': {rows}}}"))
+    assert [catalogue.small_sizes(name)["rows"] for name in names] == [2, 3]
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_what_is_read_is_not_written_over(tmp_path: Path, command: str) -> None:
+    """The kernel's file and the hardware's, by another spelling too."""
+    name = written(tmp_path)
+    toml = tmp_path / "mine.toml"
+    toml.write_text(Hardware().to_toml())
+    before = {path: path.read_bytes() for path in tmp_path.glob("mine.*")}
+    for path in before:
+        to = tmp_path / "." / ".." / tmp_path.name / path.name
+        options = ["-o", str(to), "--hardware", str(toml)]
+        result = CliRunner().invoke(cli.app, [command, name, *options])
+        assert result.exit_code == 1
+        assert "would take the place of the" in result.stderr
+    assert before == {path: path.read_bytes() for path in before}
