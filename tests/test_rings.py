@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -20,14 +20,16 @@ from tests.helpers import assert_same_bits
 BF16 = ml_dtypes.bfloat16
 
 
+@cache  # with what it has compiled
+def ring(ranks: int, tile: int, block: int, out: Any) -> kb.KernelCall:
+    kernel = partial(ring_gqa.ring_gqa, tile=tile, block=block)
+    return kb.kernel_call(kernel, out, num_pes=ranks)
+
+
 def attend(q: Any, k: Any, v: Any, ranks: int, tile: int, block: int) -> Any:
     """Causal prefill of one head, every token a query: (S, D) over `ranks` ranks."""
     keys, dim = len(k) // ranks, k.shape[1]
-    call = kb.kernel_call(
-        partial(ring_gqa.ring_gqa, tile=tile, block=block),
-        jax.ShapeDtypeStruct((1, keys, dim), q.dtype),
-        num_pes=ranks,
-    )
+    call = ring(ranks, tile, block, jax.ShapeDtypeStruct((1, keys, dim), q.dtype))
     lead = (ranks,) if ranks > 1 else ()
     shards = [x.reshape(*lead, keys, dim) for x in (q, k, v)]
     shards[0] = shards[0].reshape(*lead, 1, keys, dim)
