@@ -27,6 +27,7 @@ from kbjax.options import (
     hardware_report,
     named_hardware,
     of_a_kernel,
+    profiles_like,
     refusals,
     say_json,
 )
@@ -102,7 +103,11 @@ def kernels(as_json: AsJson = False) -> None:
 def hardware(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[PROFILE_OR_FILE]", help="One to print."),
+        typer.Argument(
+            metavar="[PROFILE_OR_FILE]",
+            help="The one to print; all are listed where none is given.",
+            autocompletion=profiles_like,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -293,7 +298,7 @@ def main() -> None:
     """The `kbjax` command."""
     try:
         try:
-            app()
+            app(prog_name="kbjax")  # as `python -m kbjax`, too
         finally:
             sys.stdout.flush()
     except OSError as error:

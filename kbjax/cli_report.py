@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kbjax.options import AsJson, Asked, is_results, of_a_kernel, refusals, say_json
+from kbjax.options import (
+    AsJson,
+    Asked,
+    is_results,
+    kernels_like,
+    of_a_kernel,
+    refusals,
+    say_json,
+)
 from kbjax.output import check_keeps, name_of
 
 KernelOrResults = Annotated[
@@ -18,6 +26,7 @@ KernelOrResults = Annotated[
         metavar="KERNEL|RESULTS",
         help="A name that `kbjax kernels` lists, your own as path.py:function, or a "
         "results file of `kbjax study`.",
+        autocompletion=kernels_like,
     ),
 ]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 Table = tuple[str, Sequence[str], Iterable[Sequence[str]]]
 ROWS = 10  # of an op_log
 LINES = 400  # of a program
+TABLE_ROWS = 400  # of a table
 _SHOWN = ("op", "pe", "engine", "op_name", "start_ns", "end_ns", "shape", "dtype",
           "loop", "line")  # fmt: skip
 
@@ -37,9 +38,12 @@ def op_log(summary: str, records: Iterable[object], rows: int) -> str:
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Text as a table."""
+    """Text as a table; of many rows, the first `TABLE_ROWS`, and how many are left."""
     head = _row("th", header)
-    body = "".join(_row("td", row) for row in rows)
+    rows = list(rows)
+    body = "".join(_row("td", row) for row in rows[:TABLE_ROWS])
+    if len(rows) > TABLE_ROWS:
+        title += f" (the first {TABLE_ROWS:,} of {len(rows):,})"
     caption = f"<caption>{html.escape(title)}</caption>"
     return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
 

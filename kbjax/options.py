@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-def _kernels_like(incomplete: str) -> list[str]:
+def kernels_like(incomplete: str) -> list[str]:
     """For the shell: the shipped kernels that begin so; JAX is not imported."""
     from kbjax.shipped import kernel_names
 
     return [name for name in kernel_names() if name.startswith(incomplete)]
 
 
-def _profiles_like(incomplete: str) -> list[str]:
+def profiles_like(incomplete: str) -> list[str]:
     """For the shell: the hardware profiles that begin so."""
     from kbjax.hardware import Hardware
 
@@ -51,7 +51,7 @@ KernelName = Annotated[
     str,
     typer.Argument(
         help="A name that `kbjax kernels` lists, or your own as path.py:function.",
-        autocompletion=_kernels_like,
+        autocompletion=kernels_like,
     ),
 ]
 Context = Annotated[
@@ -85,7 +85,7 @@ HardwareName = Annotated[
         "--hardware",
         metavar="PROFILE_OR_FILE",
         help="A profile that `kbjax hardware` lists, or a TOML file.",
-        autocompletion=_profiles_like,
+        autocompletion=profiles_like,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
@@ -241,7 +241,7 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
                                      param_hint="--size")  # fmt: skip
         try:
             value = json.loads(_CONSTANTS.get(text, text), parse_constant=str)
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or an integer of too many digits
             value = text
         found[name.replace("-", "_")] = value
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import runpy
 from pathlib import Path
 
 from kbjax import errors, user_files
@@ -15,7 +14,6 @@ from kbjax.study import Study
 
 _KEYS = ("name", "kernel", "do", "seed", "hardware", "sizes", "axes", "kernels")
 _MOST_BYTES = 16 << 20  # of a file: more is no study, but /dev/zero perhaps
-_RUN_AS = "_kbjax_user_study"  # so that `user_files.raised` knows its lines
 
 
 def read(path: str) -> Study:
@@ -70,14 +68,13 @@ def from_python(path: str | os.PathLike[str]) -> Study:
     """
     file = os.path.abspath(path)
     try:
-        names = runpy.run_path(file, run_name=_RUN_AS)
-    except errors.KbjaxError:
-        raise
+        found = getattr(user_files.module_at(file), "study", None)
+    except errors.KbjaxError as error:
+        raise user_files.located(error) from None
     except (Exception, SystemExit) as error:
         if (refusal := user_files.raised(error)) is not None:
             raise refusal from error
-        raise errors.KernelError(f"cannot read {path}: {error}") from error
-    found = names.get("study")
+        raise
     if not isinstance(found, Study):
         raise errors.KernelError(
             f"{path} defines no study",

@@ -98,8 +98,9 @@ class StudyTable:
             ]
             for row in self.rows
         ]
-        names = (*map(column_of, axes), "status", *(_SHORT[name] for name in there))
-        return list(names), rows
+        heads = {*_SHORT.values(), "status"}  # which no axis may seem to be
+        names = [f"size.{n}" if n in heads else column_of(n) for n in axes]
+        return [*names, "status", *(_SHORT[name] for name in there)], rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, with `schema_version`."""
@@ -161,7 +162,8 @@ class StudyTable:
 def parameter_text(value: object) -> str:
     """A parameter for people, in full: two that differ do not look the same."""
     if isinstance(value, str):
-        return printable(value if value[:1].isalpha() else repr(value))
+        is_like_another = value in ("True", "False") or not value[:1].isalpha()
+        return printable(repr(value) if is_like_another else value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

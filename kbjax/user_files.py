@@ -1,4 +1,4 @@
-"""A user's own file of kernels: run once; what goes wrong in it is said of its line."""
+"""A user's own Python file: run once; what goes wrong in it is said of its line."""
 
 from __future__ import annotations
 
@@ -58,16 +58,32 @@ def raised(error: BaseException) -> errors.KernelError | None:
     """What a line of a user's file raised, or a library that it calls, as a refusal
     that names the line; None for what no such line raised, and for a fault of kbjax.
     """
-    line = None
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_PREFIX):
-            line = Site(frame.f_code.co_filename, number)
-        elif module.startswith("kbjax.") and not module.startswith("kbjax.kernels."):
-            line = None
+    line = _line_of(error)
     if line is None:
         return None
     what = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         what = f"sys.exit({error.code!r}) was called, and nothing is left to do"
     return errors.KernelError(what, site=line)
+
+
+def located(error: errors.KbjaxError) -> errors.KbjaxError:
+    """A refusal of what a user's file asks for, said of its line."""
+    line = None if error.site else _line_of(error, of_refusal=True)
+    return error.at(line) if line else error
+
+
+def _line_of(error: BaseException, of_refusal: bool = False) -> Site | None:
+    """The innermost line of a user's files: those that were named, and what they import
+    from beside them. None where kbjax was called from there, unless it refused."""
+    loaded = [m for name, m in sys.modules.items() if name.startswith(_PREFIX)]
+    folders = tuple(os.path.join(os.path.dirname(str(m.__file__)), "") for m in loaded)
+    line = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        file = frame.f_code.co_filename
+        if module.startswith("kbjax.") and not module.startswith("kbjax.kernels."):
+            line = line if of_refusal else None
+        elif file.startswith(folders) and "site-packages" not in file:
+            line = Site(file, number)
+    return line

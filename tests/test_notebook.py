@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import jax
 
 import kbjax as kb
+from kbjax import notebook
 
 TILE = jax.ShapeDtypeStruct((8, 128), "float32")
 EVIL = "<script>alert(1)</script>"
@@ -54,3 +55,11 @@ def test_an_op_log_is_its_summary_and_first_rows() -> None:
     few = CALL.op_log(TILE)[:2]
     assert "rows" in text_of(few._repr_html_())
     assert "stalls" in text_of(few[:0]._repr_html_())
+
+
+def test_a_long_table_is_cut() -> None:
+    text = notebook.table("rows", ["n"], ([str(n)] for n in range(1_000)))
+    assert text.count("<tr>") == 1 + notebook.TABLE_ROWS
+    assert "rows (the first 400 of 1,000)" in text
+    whole = notebook.table("rows", ["n"], ([str(n)] for n in range(400)))
+    assert whole.count("<tr>") == 401 and "first" not in whole

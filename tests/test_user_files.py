@@ -167,7 +167,8 @@ def test_json_of_an_infinite_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("None", None), ("null", None), ("True", True), ("false", False), ("1.5", 1.5),
+    [("9" * 5000, "9" * 5000),
+     ("None", None), ("null", None), ("True", True), ("false", False), ("1.5", 1.5),
      ("Infinity", "Infinity"), ("NaN", "NaN"), ("float32", "float32"), ("12", 12)],
 )  # fmt: skip
 def test_a_size_is_read_as_python_or_json_writes_it(text: str, value: object) -> None:
@@ -210,3 +211,15 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, command: str) -> None:
         assert result.exit_code == 1
         assert "would take the place of the" in result.stderr
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_what_a_file_beside_it_raises(tmp_path: Path) -> None:
+    """Kernels in one file and cases in another."""
+    name = written(tmp_path)
+    path = tmp_path / "mine.py"
+    (tmp_path / "beside.py").write_text("def double(tl, x, o):\n    1 / 0\n")
+    text = path.read_text().replace("def double", "def unused")
+    path.write_text(text + "\nfrom beside import double\n")
+    result = CliRunner().invoke(cli.app, ["plan", name])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("KernelError: beside.py:2: ZeroDivisionError")
