@@ -138,7 +138,7 @@ def poison(subject: Subject, _: Asked) -> Finding:
         "with poison",
     )
     if not lines:
-        return _passed("poison", "what scopes give back is not read")
+        return _passed("poison", "0xFF in what scopes give back changes no output")
     why = "the kernel reads bytes that a scope has given back, or that it never wrote"
     first = first_of_ways(subject, "without poison", "with poison")
     return _failed("poison", [*lines, why, first])

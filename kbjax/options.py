@@ -243,5 +243,7 @@ def _parsed(pairs: list[str]) -> dict[str, Any]:
             value = json.loads(_CONSTANTS.get(text, text), parse_constant=str)
         except ValueError:  # no JSON, or an integer of too many digits
             value = text
+        if isinstance(value, list | dict):
+            value = text
         found[name.replace("-", "_")] = value
     return found

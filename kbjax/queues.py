@@ -33,7 +33,7 @@ class Count:
         return expr.sub(self.pushed, self.popped)
 
 
-_FEW = 65_536  # iterations of a loop in which a condition may be looked at
+MOST_LOOKED_AT = 65_536  # iterations of a loop whose conditions are evaluated
 
 Counts = Mapping[int, Count]  # by the uid of the buffer's allocation
 
@@ -183,7 +183,7 @@ def _range_of(atom: expr.Atom, loop: Var) -> _Range | None:
 def _range_found(atom: expr.Atom, loop: Var) -> _Range | None:
     """As `_range_of`, of a condition on the loop's index alone, from its values in all
     iterations, if they are few."""
-    few = loop.trip.is_const and loop.trip.const <= _FEW
+    few = loop.trip.is_const and loop.trip.const <= MOST_LOOKED_AT
     if not few or expr.variables(Expr(0, ((atom, 1),))) != {loop}:
         return None
     if not isinstance(atom, Node) or atom.op not in expr.PREDICATES:

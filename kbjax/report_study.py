@@ -57,6 +57,7 @@ def _notes(table: StudyTable, found: Curves) -> list[str]:
         )
     if any(row.overflowed for row in table.rows):
         notes.append("A cross is a point that does not fit the scratch.")
+    notes += table.reasons()
     if mixed := table.mixed_versions:
         notes.append(f"Not all points were done with the same: {'; '.join(mixed)}.")
     return notes

@@ -95,7 +95,9 @@ class Processes:
             return "the worker process ended"
         child.join(1)
         code = child.exitcode
-        if code is None or code >= 0:
+        if code is None:
+            return "the worker process broke off"
+        if code >= 0:
             return f"the worker process ended by itself, with exit status {code}"
         why = f"the worker process was killed by signal {-code}"
         return f"{why}, by the system for its memory perhaps" if code == -9 else why

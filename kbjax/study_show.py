@@ -125,27 +125,13 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
     _say(console, drawn)
     if len(rows) > _MOST_ROWS:
         _say(console, f"{len(rows) - _MOST_ROWS:,} more rows are in the file")
-    reasons = {
-        (
-            str(row.figures["reason_kind"]),
-            _first_line(row.figures["reason"]),
-        ): row.number
-        for row in reversed(table.rows)
-        if row.figures["reason"]
-    }
-    for (kind, reason), number in list(reversed(reasons.items()))[:5]:
-        _say(console, f"point {number}: {escape(printable(f'{kind}: {reason}'))}")
-    if len(reasons) > 5:
-        _say(console, f"{len(reasons) - 5:,} more reasons are in the file")
+    for reason in table.reasons():
+        _say(console, escape(reason))
     if mixed := table.mixed_versions:
         said = escape(printable("; ".join(mixed)))
         _say(console, f"not all points were done with the same: {said}")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
     _say(console, f"{counts}; {escape(printable(table.path))}")
-
-
-def _first_line(text: object) -> str:
-    return next(iter(str(text).splitlines()), "")
 
 
 def _width(drawn: Table, console: Console) -> int:

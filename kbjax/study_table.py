@@ -86,6 +86,20 @@ class StudyTable:
         where all rows may be compared."""
         return mixed(self.rows)
 
+    def reasons(self, most: int = 5) -> list[str]:
+        """Why points failed, for people: a line for each reason there is, with its
+        first point; of more than `most`, how many are left."""
+        first: dict[str, int] = {}
+        for row in self.rows:
+            if row.figures["reason"]:
+                kind, text = row.figures["reason_kind"], str(row.figures["reason"])
+                line = next(iter(text.splitlines()), "")
+                first.setdefault(printable(f"{kind}: {line}"), row.number)
+        lines = [f"point {number}: {reason}" for reason, number in first.items()]
+        left = len(lines) - most
+        rest = [f"{left:,} more reasons are in the file"] if left > 0 else []
+        return [*lines[:most], *rest]
+
     def short(self) -> tuple[list[str], list[list[str]]]:
         """The header and cells for people: what varies, and figures that are there."""
         axes = list(self.study["axes"])

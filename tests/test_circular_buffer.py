@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kbjax as kb
-from kbjax import expr
+from kbjax import expr, queues
 from tests import reference
 from tests.buffer_programs import (
     PES,
@@ -591,6 +591,25 @@ def test_a_condition_whose_values_are_a_range(ahead: Any, rows: Sequence[int]) -
     assert_same_bits(
         outputs(functools.partial(kernel, loop="static_range")), halved(rows)
     )
+
+
+def test_more_iterations_than_are_looked_at() -> None:
+    """A loop of a million, where each would have to be asked."""
+    for count, known in ((queues.MOST_LOOKED_AT, True), (1 << 20, False)):
+
+        def kernel(tl: Any, x: Any, o: Any, count: int = count) -> None:
+            buffer = tl.circular_buffer(1, (16,))
+            buffer.push(x[0])
+            for i in tl.range(count):
+                with tl.when((i + 1) % count == 0):
+                    tl.store(o, buffer.pop())
+
+        call = kb.kernel_call(kernel, ROW)
+        if known:
+            assert_same_bits(call(X), X[0])
+        else:
+            with pytest.raises(kb.KernelError, match="could not be shown"):
+                call.record(X)
 
 
 # --- counts that follow no rule ------------------------------------------------------

@@ -247,7 +247,24 @@ def test_sizes_that_are_called_as_a_column(browser: Browser, tmp_path: Path) -> 
     assert browser.column("peak_scratch_bytes 0", "x") == [10, 20, 90]
     for x in ("number", "status"):
         study_plots.write(read, str(plot), x)
-        assert f"axis {x}" not in report_study.html(read, x)
+        assert study_curves.curves(read, x).axis == x
+        assert report_study.html(read, x)
+
+
+def test_why_points_failed_is_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    """Each reason once, with its first point, and its markup as text."""
+    why = [None, "boom <b>1</b>\nmore", "boom <b>1</b>", *map(str, range(6))]
+    rows = [
+        row(n, {"context": n}, total_ns=1.0, reason=text, reason_kind="ValueError")
+        for n, text in enumerate(why)
+    ]
+    found = table({"context": [*range(9)]}, rows)
+    told = found.reasons()
+    assert told[0] == "point 1: ValueError: boom <b>1</b>"
+    assert told[-1] == "2 more reasons are in the file" and len(told) == 6
+    report_study.write(found, str(tmp_path / "s.html"))
+    browser.open(tmp_path / "s.html")
+    assert all(line in browser.text() for line in told)
 
 
 def test_the_words_that_files_and_other_tools_have() -> None:

@@ -168,7 +168,8 @@ def test_json_of_an_infinite_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [("9" * 5000, "9" * 5000),
-     ("None", None), ("null", None), ("True", True), ("false", False), ("1.5", 1.5),
+     ("None", None), ("[1, 2]", "[1, 2]"), ("{}", "{}"), ("null", None),
+     ("True", True), ("false", False), ("1.5", 1.5),
      ("Infinity", "Infinity"), ("NaN", "NaN"), ("float32", "float32"), ("12", 12)],
 )  # fmt: skip
 def test_a_size_is_read_as_python_or_json_writes_it(text: str, value: object) -> None:
