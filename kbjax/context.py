@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kbjax import dtypes, errors, expr, index, ops, surface, views
 from kbjax.blocks import RolledRange, ScopeGuard
@@ -18,17 +18,26 @@ from kbjax.emitter import shown
 from kbjax.futures import LoadFuture, SendFuture
 from kbjax.handle import BINARY_OPERATORS, TensorHandle
 from kbjax.index import Index
+from kbjax.names import nearest
 from kbjax.program import CopyCmd
 from kbjax.refs import Scalar
-from kbjax.site import ScopeLine, Site
+from kbjax.site import ScopeLine, Site, here
 
 
 class TLContext(Composites):
     """The kernel's first argument. One method a Triton-like operation."""
 
-    if TYPE_CHECKING:  # the methods made from the op table
-
-        def __getattr__(self, name: str) -> Callable[..., TensorHandle]: ...
+    def __getattr__(self, name: str) -> Callable[..., TensorHandle]:
+        """For mypy, a method made from the op table; at run time, none is missing."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        public = [n for n in dir(self) if not n.startswith("_")]
+        raise errors.UnknownOpError(
+            f"tl has no {name!r}",
+            site=here(),
+            allowed="what docs/ops.md lists",
+            remedy=f"The nearest is tl.{nearest(name, public)}",
+        )
 
     # --- memory ----------------------------------------------------------------------
 

@@ -115,6 +115,10 @@ class KernelError(KbjaxError, RuntimeError):
     """Any other mistake in a kernel."""
 
 
+class UnknownOpError(KernelError, AttributeError):
+    """A name that `tl` does not have; `hasattr` finds it missing."""
+
+
 class ScratchOverflowError(KbjaxError, RuntimeError):
     """The bump cursor would pass the end of the scratch budget.
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -528,3 +529,18 @@ def test_views_as_numpy_has_them(key: Any, shape: tuple[int, ...]) -> None:
     seen: list[Any] = []
     record(kernel)
     assert seen == [shape] == [np.zeros((8, 4))[key].shape]
+
+
+def test_a_name_that_tl_does_not_have() -> None:
+    """Refused with the nearest; `hasattr` finds it missing, as of any object."""
+
+    def kernel(tl: Any, x: Any, o: Any) -> None:
+        assert not hasattr(tl, "sinh") and getattr(tl, "sinh", None) is None
+        tl.stor(o, tl.load(x))
+
+    shape = jax.ShapeDtypeStruct((4,), "float32")
+    line = kernel.__code__.co_firstlineno + 2
+    with pytest.raises(kb.KernelError, match="tl has no 'stor'") as caught:
+        kb.kernel_call(kernel, shape).record(shape)
+    assert caught.value.site is not None and caught.value.site.line == line
+    assert caught.value.remedy == "The nearest is tl.store"

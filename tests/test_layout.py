@@ -149,6 +149,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "futures",
         "handle",
         "index",
+        "names",
         "ops",
         "program",
         "refs",
