@@ -23,7 +23,7 @@ def module(name: str, *, extra: str, use: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if error.name != library:
+        if error.name not in (library, name):  # of what it needs itself
             raise errors.KbjaxError(
                 f"{use} needs {library}, which cannot be imported: {error}",
                 remedy=f"Install it anew: pip install --force-reinstall {library}",

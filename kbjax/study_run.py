@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -94,7 +94,8 @@ def run(
             if options.retry_failed:
                 counts[Status.PENDING] += counts[Status.FAILED] + counts[Status.ERROR]
             if options.scheduler is None:
-                _warn_of_others(study, store.table())
+                kept = [Status.DONE] if options.retry_failed else [*Status]
+                _warn_of_others(study, store.table(), kept)
             if not counts[Status.PENDING] and not counts[Status.RUNNING]:
                 return store.table()
     with _signals() as stop:
@@ -136,9 +137,10 @@ class _Watch:
             self._known = finished
 
 
-def _warn_of_others(study: Study, table: StudyTable) -> None:
+def _warn_of_others(study: Study, table: StudyTable, kept: Sequence[Status]) -> None:
     now = {k: study_versions.here(study.located(k)) for k in study.kernel_names}
-    if lines := study_versions.changed(table.rows, now):
+    rows = [row for row in table.rows if row.status in kept]
+    if lines := study_versions.changed(rows, now):
         warnings.warn(
             f"{table.path} has rows that were done with something else: "
             f"{'; '.join(lines)}. They are kept; to do all points again, give another "

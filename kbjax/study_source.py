@@ -10,6 +10,7 @@ from kbjax import errors, user_files
 from kbjax.hardware import Hardware
 from kbjax.hardware_toml import Source
 from kbjax.names import shown, unknown
+from kbjax.shipped import kernel_names
 from kbjax.study import Study
 
 _KEYS = ("name", "kernel", "do", "seed", "hardware", "sizes", "axes", "kernels")
@@ -55,6 +56,8 @@ def from_toml(path: str | os.PathLike[str]) -> Study:
                     allowed="kernels that `kbjax kernels` lists",
                     remedy="Write the study in Python: study = Study(...)",
                 )
+            if kernel not in kernel_names():
+                raise unknown(f"there is no kernel {kernel!r}", kernel, kernel_names())
         return found
 
 

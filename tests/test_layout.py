@@ -470,6 +470,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "hardware",
         "hardware_toml",
         "names",
+        "shipped",
         "study",
         "user_files",
     },

@@ -89,6 +89,7 @@ def test_points_are_the_product_in_order() -> None:
         ("kernel = 'a'\nseed = -1\n[axes]\nx = [1]", "seed"),
         ("kernel = 'a'\nname = \"a\\u001b[31m\"\n[axes]\nx = [1]", "printable"),
         ("kernel = 'evil.py:case'\n[axes]\nx = [1]", "runs no files of code"),
+        ("kernel = 'rmsnrm'\n[axes]\nx = [1]", "The nearest is rmsnorm"),
         ("kernel = 'a'\nhardware = 'nope'\n[axes]\nx = [1]", "no hardware profile"),
         ("kernel = 'a'\n[sizes]\nx = 1\n[axes]\nx = [1]", "given twice"),
         ("a = " + "[" * 5000, "not TOML"),
