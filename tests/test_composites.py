@@ -150,7 +150,7 @@ def test_no_more_buffers_than_tiles() -> None:
     ):
         *arrays, out = map(spec, shapes)
         peaks = []
-        for buffers in (most - 1, most, most + 1, 10**6):
+        for buffers in (most - 1, most, most + 1, 50):
             kernel = partial(composite, kind=kind, tile=tile, buffers=buffers)
             peaks.append(kb.kernel_call(kernel, out).plan(*arrays).peak_scratch_bytes)
         assert peaks[0] < peaks[1] == peaks[2] == peaks[3]

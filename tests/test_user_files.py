@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,8 @@ def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         names.append(written(tmp_path / folder, "TOP", f"SMALL = {{'rows': {rows}}}"))
     assert [catalogue.small_sizes(name)["rows"] for name in names] == [2, 3]
+    files = {getattr(module, "__file__", None) for module in sys.modules.values()}
+    assert {name.removesuffix(":case") for name in names} <= files  # pickles find both
 
 
 @pytest.mark.parametrize("command", ["trace", "report"])
