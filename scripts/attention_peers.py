@@ -134,7 +134,8 @@ def flash_scan(q: Any, k: Any, v: Any, tile: int) -> Any:
     def fold(carry: Any, start: Any) -> Any:
         kt = lax.dynamic_slice_in_dim(k, start, tile)
         vt = lax.dynamic_slice_in_dim(v, start, tile)
-        return _folded(*carry, q, kt, vt), None
+        m, l, acc = carry  # noqa: E741
+        return _folded(m, l, acc, q, kt, vt), None
 
     first = (
         jnp.full((rows, 1), -jnp.inf),
@@ -274,8 +275,8 @@ def torch_sdpa_1_thread(problem: Problem, arrays: list[Any]) -> Run:
 def triton_interpreter(problem: Problem, arrays: list[Any]) -> Run:
     import triton_flash
 
-    tensors = _tensors(arrays)
-    return lambda: triton_flash.flash(*tensors, tile=problem.tile)
+    q, k, v = _tensors(arrays)
+    return lambda: triton_flash.flash(q, k, v, tile=problem.tile)
 
 
 # --- all of them ---------------------------------------------------------------------

@@ -143,9 +143,15 @@ def show(rows: list[Row], checks: list[Check], budget: int, hardware: str) -> No
     found = Table(title="outputs against float64")
     for name in ("what", "context", "ranks", "error", "allowed", "seconds"):
         found.add_column(name, justify="right", no_wrap=True)
-    for one in checks:
-        found.add_row(one.what, f"{one.context:,}", f"{one.ranks}", f"{one.error:.1e}",
-                      f"{one.tolerance:.1e}", f"{one.seconds:.1f}")  # fmt: skip
+    for check in checks:
+        found.add_row(
+            check.what,
+            f"{check.context:,}",
+            f"{check.ranks}",
+            f"{check.error:.1e}",
+            f"{check.tolerance:.1e}",
+            f"{check.seconds:.1f}",
+        )
     console.print(found)
 
 
@@ -164,7 +170,9 @@ def main(
 ) -> None:
     """Run it. Exit status 1 where an output is wrong."""
     on = named(hardware)
-    keys_, ranks_, buffers = KEYS, RANKS, BUFFERS
+    keys_: tuple[int, ...] = KEYS
+    ranks_: tuple[int, ...] = RANKS
+    buffers: tuple[int, ...] = BUFFERS
     if small:
         keys_, ranks_, buffers = (16, 128), (1, 4), (1, 2)
         prefill_context, decode_context = 512, 4_096

@@ -32,7 +32,7 @@ from kbjax.hardware import PeDma, PeGemm, PeMath
 
 NO_METADATA = {"Date": None, "Creator": None}  # not when, nor by which matplotlib
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "kbjax",  # names of clip paths: the same in each run
     "svg.fonttype": "path",  # text looks the same on every machine
     "font.family": "DejaVu Sans",
@@ -146,7 +146,8 @@ def held(log: Any) -> list[Held]:
         for a in log.program.allocations.values()
         if a.op == "circular_buffer"
     ]
-    found, now = [*slots], {}
+    found = [*slots]
+    now: dict[int, Held] = {}
     for row in log:
         for address in row.src_addrs.split(";"):
             if address.isdigit():

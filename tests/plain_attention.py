@@ -4,6 +4,7 @@ implementation in that dtype has it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ def plain(
     softcap: float = 0.0,
     sink: float = NONE,
     slope: float = 0.0,
+    product: Callable[[np.ndarray, np.ndarray], Any] = np.matmul,
 ) -> np.ndarray:
     """Attention over whole matrices, each step rounded to `dtype`, one head; float64.
 
-    q: (M, D), k and v: (N, D).
+    q: (M, D), k and v: (N, D). `product`: of two matrices; a library's, to have the
+    order in which it adds.
     """
     wide = np.float64 if dtype == np.float64 else np.float32
 
@@ -46,7 +49,7 @@ def plain(
 
     (queries, dim), keys = q.shape, k.shape[0]
     q, k, v = (x.astype(wide) for x in (q, k, v))
-    s = rounded(q @ k.T * wide(dim**-0.5))
+    s = rounded(np.asarray(product(q, k.T)) * wide(dim**-0.5))
     if softcap:
         s = rounded(np.tanh(rounded(s / wide(softcap))) * wide(softcap))
     s = rounded(s + rounded(wide(slope) * after(queries, keys).astype(wide)))
@@ -56,7 +59,7 @@ def plain(
     p = rounded(np.exp(s - m))
     total = p.sum(axis=1, keepdims=True) + np.exp(wide(sink) - m)
     p = rounded(np.divide(p, total, out=np.zeros_like(p), where=total != 0))
-    return rounded(p @ v).astype(np.float64)
+    return rounded(np.asarray(product(p, v))).astype(np.float64)
 
 
 def error_bound(rough: np.ndarray, want: np.ndarray, dtype: Any) -> float:
