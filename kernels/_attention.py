@@ -3,6 +3,7 @@
 Online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022): a sweep
 over tiles of keys keeps, for each query row, the running maximum m, denominator l and
 numerator acc. They live in the persistent arena; a tile's work may live in a scope.
+Softmax itself (kernels/softmax.py) has m and l alone.
 """
 
 from __future__ import annotations
@@ -22,26 +23,22 @@ RUN = 64  # tiles whose sums are made for themselves
 
 
 class Running(NamedTuple):
-    """The state of a sweep, float32: m and l (rows, 1), acc (rows, dim)."""
+    """The state of a sweep, float32: m and l (rows, 1), acc (rows, dim) or None."""
 
     m: Any
     l: Any  # noqa: E741 - the literature's name of the denominator
     acc: Any
 
 
-def start(tl: Any, rows: int, dim: int, sink: Any = None) -> Running:
-    """The state before any key: m = -inf, l = 0, acc = 0. An attention sink, a (1, 1)
-    float32 logit, is a key of value 0 that every row sees: m = sink, l = 1."""
+def start(tl: Any, rows: int, dim: int | None, sink: Any = None) -> Running:
+    """The state before any key: m = -inf, l = 0, acc = 0, or None where `dim` is. An
+    attention sink, a (1, 1) float32 logit, is a key of value 0 that every row sees:
+    m = sink, l = 1."""
     if sink is not None:
-        return Running(
-            tl.broadcast_to(sink, (rows, 1)), tl.full((rows, 1), 1.0),
-            tl.zeros((rows, dim)),
-        )  # fmt: skip
-    return Running(
-        tl.full((rows, 1), NEGATIVE_INFINITY),
-        tl.zeros((rows, 1)),
-        tl.zeros((rows, dim)),
-    )
+        m, l = tl.broadcast_to(sink, (rows, 1)), tl.full((rows, 1), 1.0)  # noqa: E741
+    else:
+        m, l = tl.full((rows, 1), NEGATIVE_INFINITY), tl.zeros((rows, 1))  # noqa: E741
+    return Running(m, l, None if dim is None else tl.zeros((rows, dim)))
 
 
 def raised(tl: Any, m: Any, other: Any) -> tuple[Any, Any]:
@@ -51,14 +48,14 @@ def raised(tl: Any, m: Any, other: Any) -> tuple[Any, Any]:
     return m_new, tl.where(m_new == NEGATIVE_INFINITY, 0.0, m_new)
 
 
-def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
+def fold(tl: Any, state: Running, s: Any, v: Any = None, wide: bool = False) -> None:
     """Fold one tile into the state.
 
     Args:
       tl: the context.
       state: written with copy_to.
       s: (rows, tile) float32 scores, -inf where a row does not see a key.
-      v: (tile, dim) values of the tile's keys.
+      v: (tile, dim) values of the tile's keys; None where the state has no acc.
       wide: keep the probabilities in float32, which the product with values of a
         smaller dtype takes longer for; else they are rounded to that of the values.
     """
@@ -66,8 +63,9 @@ def fold(tl: Any, state: Running, s: Any, v: Any, wide: bool = False) -> None:
     p = tl.exp(s - m_safe)
     scale = tl.exp(state.m - m_safe)
     tl.copy_to(state.l, state.l * scale + tl.sum(p, axis=1, keepdims=True))
-    weights = p if wide else p.to(v.dtype)
-    tl.copy_to(state.acc, state.acc * scale + tl.dot(weights, v))
+    if v is not None:
+        weights = p if wide else p.to(v.dtype)
+        tl.copy_to(state.acc, state.acc * scale + tl.dot(weights, v))
     tl.copy_to(state.m, m_new)
 
 
@@ -76,7 +74,8 @@ def merge(tl: Any, state: Running, other: Running) -> None:
     m_new, m_safe = raised(tl, state.m, other.m)
     mine, theirs = tl.exp(state.m - m_safe), tl.exp(other.m - m_safe)
     tl.copy_to(state.l, state.l * mine + other.l * theirs)
-    tl.copy_to(state.acc, state.acc * mine + other.acc * theirs)
+    if state.acc is not None:
+        tl.copy_to(state.acc, state.acc * mine + other.acc * theirs)
     tl.copy_to(state.m, m_new)
 
 
@@ -103,7 +102,8 @@ def in_runs(
         runs = tl.maximum(end - first, 0) // RUN
         for i in tl.range(runs):
             with tl.scratch_scope("run"):
-                part = start(tl, *state.acc.shape)
+                dim = None if state.acc is None else state.acc.shape[1]
+                part = start(tl, state.m.shape[0], dim)
                 sweep(part, first + i * RUN, first + (i + 1) * RUN)
                 merge(tl, state, part)
         first = first + runs * RUN

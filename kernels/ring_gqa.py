@@ -117,9 +117,14 @@ def ring_gqa_decode(
     (group, dim), keys = q.shape, k.shape[0]
     qh = tl.load(q)
     state = attention.start(tl, group, dim)
-    tiles = attention.tiles(tl, k, v, tile, buffers, keys // tile)
-    for j in tl.range(keys // tile):
-        attention.attend(tl, state, qh, tiles, j)
+
+    def sweep(state: attention.Running, first: Any, end: Any) -> None:
+        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        for j in tl.range(first, end):
+            attention.attend(tl, state, qh, tiles, j)
+
+    count = keys // tile
+    attention.in_runs(tl, state, 0, count, sweep, most=count)
     passed = [tl.empty(x.shape) for x in state]
     for x, own in zip(passed, state, strict=True):
         tl.copy_to(x, own)

@@ -19,32 +19,33 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
-from kbjax.kernels._attention import NEGATIVE_INFINITY, raised
+from kbjax.kernels import _attention as online
 
 
 def softmax(tl: Any, x: Any, o: Any, *, block: int = 16, tile: int = 2048) -> None:
     """x and o: (M, N). `block` rows at a time, `tile` columns at a time."""
     rows, columns = x.shape
     tiles = tl.cdiv(columns, tile)
+
+    def here(i: Any, j: Any) -> tuple[Any, Any]:
+        return tl.ds(i * block, block), tl.ds(j * tile, tile)
+
+    def loaded(i: Any, j: Any) -> Any:
+        return tl.load(x[here(i, j)], other=online.NEGATIVE_INFINITY).to("float32")
+
+    def sweep(i: Any, state: online.Running, first: Any, end: Any) -> None:
+        for j in tl.range(first, end):
+            with tl.scratch_scope("sum"):
+                online.fold(tl, state, loaded(i, j))
+
     for i in tl.range(tl.cdiv(rows, block)):
         with tl.scratch_scope("rows"):
-            m = tl.full((block, 1), NEGATIVE_INFINITY)
-            l = tl.zeros((block, 1))  # noqa: E741 - the literature's name
-            for j in tl.range(tiles):
-                with tl.scratch_scope("sum"):
-                    here = tl.ds(i * block, block), tl.ds(j * tile, tile)
-                    s = tl.load(x[here], other=NEGATIVE_INFINITY).to("float32")
-                    m_new, m_safe = raised(tl, m, tl.max(s, axis=1, keepdims=True))
-                    p = tl.exp(s - m_safe)
-                    scale = tl.exp(m - m_safe)
-                    tl.copy_to(l, l * scale + tl.sum(p, axis=1, keepdims=True))
-                    tl.copy_to(m, m_new)
+            state = online.start(tl, block, None)
+            online.in_runs(tl, state, 0, tiles, partial(sweep, i), most=tiles)
             for j in tl.range(tiles):
                 with tl.scratch_scope("write"):
-                    here = tl.ds(i * block, block), tl.ds(j * tile, tile)
-                    s = tl.load(x[here], other=NEGATIVE_INFINITY).to("float32")
-                    p = tl.exp(s - m) / l
-                    tl.store(o[here], p.to(o.dtype), boundary_check=True)
+                    p = tl.exp(loaded(i, j) - state.m) / state.l
+                    tl.store(o[here(i, j)], p.to(o.dtype), boundary_check=True)
 
 
 def reference(x: np.ndarray) -> np.ndarray:

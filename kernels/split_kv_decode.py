@@ -50,12 +50,20 @@ def split_kv_decode(
     tiles_in_all = tl.cdiv(context, tile)
     most = tl.cdiv(tiles_in_all, splits)  # tiles a split; the last ones have fewer
     count = tl.minimum(tl.maximum(tiles_in_all - split * most, 0), most)
-    first = split * most * tile
-    keys = tl.ds(first, most * tile)
+    start = split * most * tile
+    keys = tl.ds(start, most * tile)
 
     def inside(j: Any) -> Any:
         """(1, tile) bool: which keys of tile j of this split lie in the context."""
-        return tl.arange(tile)[None, :] < context - first - j * tile
+        return tl.arange(tile)[None, :] < context - start - j * tile
+
+    def sweep(
+        qh: Any, k: Any, v: Any, state: attention.Running, first: Any, end: Any
+    ) -> None:
+        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        for j in tl.range(first, end):
+            masked = partial(inside, j) if context % tile else None
+            attention.attend(tl, state, qh, tiles, j, masked)
 
     state = attention.start(tl, q.shape[0], dim)
     for h in tl.range(kv_heads):
@@ -64,10 +72,7 @@ def split_kv_decode(
             qh = tl.load(q[rows, :])
             mine = attention.Running(*[x[rows] for x in state])
             own = k[h, keys, :], v[h, keys, :]
-            tiles = attention.tiles(tl, *own, tile, buffers, count)
-            for j in tl.range(count):
-                masked = partial(inside, j) if context % tile else None
-                attention.attend(tl, mine, qh, tiles, j, masked)
+            attention.in_runs(tl, mine, 0, count, partial(sweep, qh, *own), most)
 
     distance = 1
     while distance < splits:
