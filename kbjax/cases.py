@@ -220,7 +220,7 @@ def positive(**sizes: Any) -> None:
       ShapeError: naming the first such size.
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise errors.ShapeError(
                 f"{name} is a positive integer", got=repr(size), allowed=">= 1"
             )

@@ -7,7 +7,6 @@ tiles to sweep, and what to make of one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,10 @@ from typing import Any
 import numpy as np
 
 import kbjax as kb
+from kbjax.names import shown
+
+# What a score can be divided by and multiplied with again in float32.
+LEAST_CAP, MOST_CAP = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,14 @@ class Scores:
                 "window is a number of keys", got=repr(self.window), allowed=">= 0"
             )
         numbers = int, float, np.integer, np.floating
-        if not _is_number(self.softcap, *numbers) or not 0 <= self.softcap < math.inf:
+        cap = self.softcap
+        if not _is_number(cap, *numbers) or not (
+            cap == 0 or LEAST_CAP <= cap <= MOST_CAP
+        ):
             raise kb.ShapeError(
-                "softcap is the largest score", got=repr(self.softcap), allowed=">= 0"
+                "softcap is the largest score",
+                got=shown(self.softcap),
+                allowed=f"0, for none, or {LEAST_CAP:g} to {MOST_CAP:g}",
             )
         # As Python's own: symbolic integers and tiles take no NumPy scalars' types.
         object.__setattr__(self, "causal", bool(self.causal))

@@ -19,6 +19,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels._prefetch import Prefetched
+from kbjax.kernels._shapes import agree
 
 
 def dequant_matmul(
@@ -37,6 +38,8 @@ def dequant_matmul(
     """x: (M, K) float, w: (K, N) int8, scale: (ceil(K / group), N) float32, o: (M, N).
     One of `group` (K where None) and `tile_k` divides the other. Tiles of K are loaded
     `buffers` - 1 ahead."""
+    agree(x=(x, "M K"), w=(w, "K N"), scale=(scale, "groups N"), o=(o, "M N"))
+    positive(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, buffers=buffers)
     rows, columns = o.shape
     for i in tl.range(tl.cdiv(rows, tile_m)):
         for j in tl.range(tl.cdiv(columns, tile_n)):
@@ -58,10 +61,10 @@ def product(
             allowed="one divides the other",
         )
     group = group or max(depth, tile_k)
-    if (w.shape[0], scale.shape[0]) != (depth, tl.cdiv(depth, group)):
+    if scale.shape[0] != tl.cdiv(depth, group):
         raise kb.ShapeError(
-            "dequant_matmul needs (M, K) x (K, N), and a row of scales a group",
-            got=f"{x.shape} x {w.shape}, {scale.shape} and groups of {group}",
+            "dequant_matmul needs a row of scales for each group of K",
+            got=f"{scale.shape[0]} rows for {depth} of K in groups of {group}",
         )
     steps = tl.cdiv(depth, tile_k)
     groups = max(tile_k // group, 1)  # of which a tile has rows

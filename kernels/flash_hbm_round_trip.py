@@ -31,6 +31,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 from kbjax.kernels.gqa_decode import reference
 
 
@@ -131,8 +132,11 @@ def flash_hbm_round_trip(
       scoped: give the result of each op back; without, it overflows soon.
 
     Raises:
-      ShapeError: where the workspace has no room for a tile's scores.
+      ShapeError: where the workspace has no room for a tile's scores, or the tensors
+        do not belong together.
     """
+    agree(q=(q, "G D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G D"), work=(work, "G W"))
+    positive(tile=tile)
     (group, dim), context = q.shape, k.shape[0]
     room = tile + work.shape[1] - sum(widths(dim, tile).values())
     if tile > room:

@@ -28,6 +28,7 @@ import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._scores import Scores
+from kbjax.kernels._shapes import agree
 
 
 def flash_prefill(
@@ -56,6 +57,8 @@ def flash_prefill(
         none. `attention.with_inputs` makes it and the slopes inputs of the kernel.
       slopes: (G,) in HBM; slope * (key position - query position) is added to a score.
     """
+    agree(q=(q, "G Sq D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G Sq D"))
+    positive(block=block, tile=tile, buffers=buffers)
     (group, queries, dim), keys = q.shape, k.shape[0]
     scores = Scores(causal, window, softcap).over(max(keys, queries))
     before = keys - queries  # keys that every query sees but for its own
@@ -65,9 +68,7 @@ def flash_prefill(
         not causal and not scores.window and slopes is None
     )  # positions do not matter
     distance = None if plain else column - row
-    sinks, slopes = (
-        None if x is None else _per_head(tl, x, q) for x in (sinks, slopes)
-    )
+    sinks, slopes = (_per_head(tl, x, q) for x in (sinks, slopes))
 
     def sweep(
         own: Any, qh: Any, slope: Any, masked: bool, state: Any, first: Any, end: Any
@@ -108,7 +109,10 @@ def flash_prefill(
 
 
 def _per_head(tl: Any, x: Any, q: Any) -> Any:
-    """(G,) of HBM as a float32 tile (G, 1)."""
+    """(G,) of HBM as a float32 tile (G, 1); None as it is."""
+    if x is None:
+        return None
+    agree(q=(q, "G Sq D"), per_head=(x, "G"))
     return tl.reshape(tl.load(x).to("float32"), (q.shape[0], 1))
 
 

@@ -15,11 +15,14 @@ import jax
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 from kbjax.kernels.gqa_decode import reference
 
 
 def flash_unscoped(tl: Any, q: Any, k: Any, v: Any, o: Any, *, tile: int = 16) -> None:
     """q: (M, D), k and v: (S, D), o: (M, D)."""
+    agree(q=(q, "M D"), k=(k, "S D"), v=(v, "S D"), o=(o, "M D"))
+    positive(tile=tile)
     (rows, dim), context = q.shape, k.shape[0]
     qh = tl.load(q)
     state = attention.start(tl, rows, dim)

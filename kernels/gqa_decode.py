@@ -19,6 +19,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 
 
 def gqa_decode(
@@ -26,6 +27,8 @@ def gqa_decode(
 ) -> None:
     """q: (G, D), k and v: (S, D), o: (G, D). Tiles of keys are loaded `buffers` - 1
     ahead."""
+    agree(q=(q, "G D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G D"))
+    positive(tile=tile, buffers=buffers)
     (group, dim), context = q.shape, k.shape[0]
     qh = tl.load(q)
     state = attention.start(tl, group, dim)

@@ -20,6 +20,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels._prefetch import Prefetched
+from kbjax.kernels._shapes import agree
 
 
 def matmul(
@@ -34,6 +35,8 @@ def matmul(
     buffers: int = 2,
 ) -> None:
     """a: (M, K), b: (K, N), o: (M, N). Tiles of K are loaded `buffers` - 1 ahead."""
+    agree(a=(a, "M K"), b=(b, "K N"), o=(o, "M N"))
+    positive(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, buffers=buffers)
     rows, columns = o.shape
     for i in tl.range(tl.cdiv(rows, tile_m)):
         for j in tl.range(tl.cdiv(columns, tile_n)):
@@ -46,10 +49,6 @@ def matmul(
 def product(tl: Any, a: Any, b: Any, tile_k: int, buffers: int) -> Any:
     """The product of views (rows, K) and (K, columns), in the accumulator's type."""
     (rows, depth), columns = a.shape, b.shape[1]
-    if b.shape[0] != depth:
-        raise kb.ShapeError(
-            "matmul needs (M, K) x (K, N)", got=f"{a.shape} x {b.shape}"
-        )
     steps = tl.cdiv(depth, tile_k)
 
     def views(k: Any) -> tuple[Any, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 
 
 def mla_decode(
@@ -39,6 +40,8 @@ def mla_decode(
 ) -> None:
     """q: (H, R + P), cache: (S, R + P), o: (H, R). Tiles of the cache are loaded
     `buffers` - 1 ahead."""
+    agree(q=(q, "H C"), cache=(cache, "S C"), o=(o, "H R"))
+    positive(tile=tile, buffers=buffers)
     (heads, rank), context = o.shape, cache.shape[0]
     q_latent, q_rotary = tl.load(q[:, :rank]), tl.load(q[:, rank:])
     state = attention.start(tl, heads, rank)

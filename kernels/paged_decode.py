@@ -27,6 +27,7 @@ import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels import ragged_decode
+from kbjax.kernels._shapes import agree
 
 
 def paged_decode(
@@ -43,6 +44,11 @@ def paged_decode(
     """length: (1,) int32, clamped to what the table has room for; table: (pages of a
     sequence,) int32; q: (HQ, D), k and v: (pages, H, N, D), shared by all PEs, o: (HQ,
     D). Pages are loaded `buffers` - 1 ahead."""
+    agree(
+        length=(length, "1"), table=(table, "T"), q=(q, "HQ D"), k=(k, "pages H N D"),
+        v=(v, "pages H N D"), o=(o, "HQ D"),
+    )  # fmt: skip
+    positive(buffers=buffers)
     _, kv_heads, page, _ = k.shape
     group = attention.group_size(q.shape[0], kv_heads)
     count = table.shape[0]

@@ -25,6 +25,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 
 
 def ragged_decode(
@@ -40,6 +41,11 @@ def ragged_decode(
 ) -> None:
     """length: (1,) int32, outside 0 to S it counts as the nearer of them; q: (HQ, D), k
     and v: (H, S, D), o: (HQ, D). Tiles of keys are loaded `buffers` - 1 ahead."""
+    agree(
+        length=(length, "1"), q=(q, "HQ D"), k=(k, "H S D"), v=(v, "H S D"),
+        o=(o, "HQ D"),
+    )  # fmt: skip
+    positive(tile=tile, buffers=buffers)
     kv_heads, room, _ = k.shape
     group = attention.group_size(q.shape[0], kv_heads)
     count = tl.cdiv(room, tile)

@@ -15,13 +15,15 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, shard, tolerance
+from kbjax.kernels._shapes import agree
 
 
 def ring_all_reduce(tl: Any, x: Any, o: Any) -> None:
     """x and o: (N, C), with N a multiple of the number of PEs."""
     ranks, rank = tl.num_programs(), tl.program_id()
+    agree(x=(x, "N C"), o=(o, "N C"))
     rows, columns = x.shape
-    size = rows // ranks
+    size = shard("rows", rows, "num_pes", ranks)
     total = tl.load(x)
 
     def chunk(number: Any) -> Any:

@@ -25,6 +25,7 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, shard, tolerance
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._shapes import agree
 
 
 def ring_gqa(
@@ -50,7 +51,11 @@ def ring_gqa(
       scoped: give the scratch of tiles and hops back; without, it overflows soon.
     """
     ranks, rank = tl.num_programs(), tl.program_id()
+    agree(q=(q, "G Sq D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G Sq D"))
+    positive(tile=tile, block=block, buffers=buffers)
     (group, queries, dim), keys = q.shape, k.shape[0]
+    shard("the queries", queries, "block", block)
+    shard("the keys of a rank", keys, "tile", tile)
     rows = group * block
     column = tl.expand_dims(tl.arange(tile), 0)
     distance = None
@@ -114,6 +119,8 @@ def ring_gqa_decode(
 ) -> None:
     """Decode of one token. q: (G, D), the same on all ranks, k and v: (S, D), o: (G,
     D), on every rank."""
+    agree(q=(q, "G D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G D"))
+    positive(tile=tile, buffers=buffers)
     (group, dim), keys = q.shape, k.shape[0]
     qh = tl.load(q)
     state = attention.start(tl, group, dim)
@@ -123,7 +130,7 @@ def ring_gqa_decode(
         for j in tl.range(first, end):
             attention.attend(tl, state, qh, tiles, j)
 
-    count = keys // tile
+    count = shard("the keys of a rank", keys, "tile", tile)
     attention.in_runs(tl, state, 0, count, sweep, most=count)
     passed = [tl.empty(x.shape) for x in state]
     for x, own in zip(passed, state, strict=True):

@@ -23,6 +23,7 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
+from kbjax.kernels._shapes import agree
 
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
@@ -40,12 +41,10 @@ def rmsnorm(
 ) -> None:
     """x and o: (M, N), weight: (N,). `block` rows at a time, `tile` columns at a
     time."""
+    agree(x=(x, "M N"), weight=(weight, "N"), o=(o, "M N"))
+    positive(block=block, tile=tile)
+    check_eps(eps)
     rows, columns = x.shape
-    if weight.shape != (columns,):
-        raise kb.ShapeError(
-            "rmsnorm needs a weight for each column",
-            got=f"{weight.shape} for {x.shape}",
-        )
     tiles = tl.cdiv(columns, tile)
     least = max(math.sqrt(eps), SMALLEST_NORMAL)  # never 0: it is divided by
     for i in tl.range(tl.cdiv(rows, block)):
@@ -74,6 +73,17 @@ def rmsnorm(
                     tl.store(o[here], normal.to(o.dtype), boundary_check=True)
 
 
+def check_eps(eps: Any) -> None:
+    """Refuse what is no number that can be added to a mean square."""
+    number = isinstance(eps, int | float) and not isinstance(eps, bool)
+    if not number or not 0 <= eps <= LARGEST:
+        raise kb.ShapeError(
+            "eps is a number that is not negative",
+            got=repr(eps),
+            allowed=f"0 to {LARGEST:.1e}",
+        )
+
+
 def reference(x: np.ndarray, weight: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     """float64; x: (..., N), weight: (N,)."""
     x = x.astype(np.float64)
@@ -97,13 +107,7 @@ def case(
     check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(m=m, n=n, block=block, tile=tile, num_pes=num_pes)
-    number = isinstance(eps, int | float) and not isinstance(eps, bool)
-    if not number or not 0 <= eps <= LARGEST:
-        raise kb.ShapeError(
-            "eps is a number that is not negative",
-            got=repr(eps),
-            allowed=f"0 to {LARGEST:.1e}",
-        )
+    check_eps(eps)
     call = kb.kernel_call(
         partial(rmsnorm, eps=eps, block=block, tile=tile),
         jax.ShapeDtypeStruct((m, n), dtype),

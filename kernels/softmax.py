@@ -20,10 +20,13 @@ import numpy as np
 import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as online
+from kbjax.kernels._shapes import agree
 
 
 def softmax(tl: Any, x: Any, o: Any, *, block: int = 16, tile: int = 2048) -> None:
     """x and o: (M, N). `block` rows at a time, `tile` columns at a time."""
+    agree(x=(x, "M N"), o=(o, "M N"))
+    positive(block=block, tile=tile)
     rows, columns = x.shape
     tiles = tl.cdiv(columns, tile)
 

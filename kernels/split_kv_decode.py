@@ -28,6 +28,7 @@ import kbjax as kb
 from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels import gqa_decode
+from kbjax.kernels._shapes import agree
 
 
 def split_kv_decode(
@@ -44,6 +45,10 @@ def split_kv_decode(
     """q: (HQ, D), k and v: (H, S, D), o: (HQ, D), lse: (HQ,) float32 or None; all PEs
     share them. Query head h reads KV head h // group. Tiles of keys are loaded
     `buffers` - 1 ahead."""
+    agree(q=(q, "HQ D"), k=(k, "H S D"), v=(v, "H S D"), o=(o, "HQ D"))
+    if lse is not None:
+        agree(q=(q, "HQ D"), lse=(lse, "HQ"))
+    positive(tile=tile, buffers=buffers)
     splits, split = tl.num_programs(), tl.program_id()
     kv_heads, context, dim = k.shape
     group = attention.group_size(q.shape[0], kv_heads)
