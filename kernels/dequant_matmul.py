@@ -36,7 +36,8 @@ def dequant_matmul(
     buffers: int = 2,
 ) -> None:
     """x: (M, K) float, w: (K, N) int8, scale: (ceil(K / group), N) float32, o: (M, N).
-    One of `group` (K where None) and `tile_k` divides the other. Tiles of K are loaded
+    One of `group` and `tile_k` divides the other; where it is None, all of K is a
+    group. Tiles of K are loaded
     `buffers` - 1 ahead."""
     agree(x=(x, "M K"), w=(w, "K N"), scale=(scale, "groups N"), o=(o, "M N"))
     positive(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, buffers=buffers)

@@ -1,4 +1,4 @@
-"""The decode sweep as it is written today: without scratch scopes.
+"""The decode sweep as it is without scratch scopes.
 
 Every tile's intermediates take fresh scratch that is not reclaimed before the kernel
 returns, so scratch is O(tiles) and the 1 MiB budget overflows long before a meaningful

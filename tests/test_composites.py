@@ -274,7 +274,7 @@ def test_among_scopes_loops_and_pes(fidelity: Any) -> None:
     assert np.asarray(done.tcm.cursor).max() == 16 * 16 * 4
 
 
-def test_its_scope_is_in_the_plan_and_its_line_in_the_log() -> None:
+def test_its_scope_is_in_the_plan_and_its_tiles_in_the_log() -> None:
     call = kb.kernel_call(partial(composite, kind="gemm"), spec(GEMM[2]))
     plan = str(call.plan(*map(spec, GEMM[:2])))
     assert "'composite gemm' of test_composites.py" in plan

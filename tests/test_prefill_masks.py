@@ -312,7 +312,9 @@ def test_a_long_context_costs_its_window() -> None:
         ({"window": -1}, kb.ShapeError), ({"window": True}, kb.ShapeError),
         ({"window": 2.0}, kb.ShapeError), ({"softcap": -1.0}, kb.ShapeError),
         ({"softcap": math.inf}, kb.ShapeError), ({"softcap": "2"}, kb.ShapeError),
-        ({"softcap": math.nan}, kb.ShapeError), ({"sinks": 1}, kb.DTypeError),
+        ({"softcap": math.nan}, kb.ShapeError), ({"softcap": 1e31}, kb.ShapeError),
+        ({"softcap": 1e-31}, kb.ShapeError), ({"softcap": 10**400}, kb.ShapeError),
+        ({"sinks": 1}, kb.DTypeError),
         ({"alibi": "yes"}, kb.DTypeError),
     ],
 )  # fmt: skip
