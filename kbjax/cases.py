@@ -213,6 +213,17 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[skip : skip + nbytes].view(dtype).reshape(shape)
 
 
+def flags(**given: Any) -> None:
+    """Refuse what is neither true nor false, by name.
+
+    Raises:
+      DTypeError: naming the first.
+    """
+    for name, flag in given.items():
+        if not isinstance(flag, bool):
+            raise errors.DTypeError(f"{name} is true or false", got=repr(flag))
+
+
 def positive(**sizes: Any) -> None:
     """Refuse sizes that are no positive integers, by name.
 

@@ -96,7 +96,8 @@ def in_runs(
       sweep: ``sweep(state, first, end)`` folds tiles `first` to `end` - 1. It has no
         scope for what it loads ahead: a merge that took its bytes would hold up the
         loads of the next run.
-      most: how many tiles there are at most.
+      most: how many tiles there are at most; of up to RUN no runs are made, also where
+        their number is symbolic.
     """
     if most > RUN:
         runs = tl.maximum(end - first, 0) // RUN
@@ -141,7 +142,7 @@ class Tiles:
 
 class Prefetched(Tiles):
     """The same, loaded `depth - 1` tiles ahead into circular buffers of `depth` slots.
-    Tiles `first` to `count` - 1 are used, each once, in order."""
+    Tiles `first` to `end` - 1 are used, each once, in order."""
 
     def __init__(
         self,
@@ -150,15 +151,15 @@ class Prefetched(Tiles):
         v: Any,
         tile: int,
         depth: int,
-        count: Any,
-        first: Any = 0,
+        first: Any,
+        end: Any,
         pages: Any = None,
     ) -> None:
         super().__init__(tl, k, v, tile, pages)
-        self.loads = _prefetch.Prefetched(
+        self.loads = _prefetch.LoadedAhead(
             tl,
             depth,
-            count,
+            end,
             lambda j: (self._rows(k, j), self._rows(v, j)),
             first,
             tl.cdiv(k.shape[0], tile) if pages is None else None,
@@ -180,15 +181,15 @@ def tiles(
     v: Any,
     tile: int,
     buffers: int,
-    count: Any,
-    first: Any = 0,
+    first: Any,
+    end: Any,
     pages: Any = None,
 ) -> Tiles:
-    """Tiles `first` to `count` - 1 of k and v, in HBM, with `buffers` slots for each;
+    """Tiles `first` to `end` - 1 of k and v, in HBM, with `buffers` slots for each;
     `pages` as of `Tiles`."""
     if buffers == 1:
         return Tiles(tl, k, v, tile, pages)
-    return Prefetched(tl, k, v, tile, buffers, count, first, pages)
+    return Prefetched(tl, k, v, tile, buffers, first, end, pages)
 
 
 def attend(

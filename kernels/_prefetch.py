@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Prefetched:
-    """Tiles `first` to `count` - 1 of some arrays, each used once, in order. They are
+class LoadedAhead:
+    """Tiles `first` to `end` - 1 of some arrays, each used once, in order. They are
     loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array; of
     no more than there are tiles."""
 
@@ -15,17 +15,17 @@ class Prefetched:
         self,
         tl: Any,
         depth: int,
-        count: Any,
+        end: Any,
         views: Callable[[Any], tuple[Any, ...]],
         first: Any = 0,
         most: int | None = None,
     ) -> None:
         """`views(j)`: where tile j of each array is; what lies past an end is 0.
-        `most`: how many tiles there are at most, where `count` is symbolic."""
-        if most is None and isinstance(count, int):
-            most = count
+        `most`: how many tiles there are at most, where `end` is symbolic."""
+        if most is None and isinstance(end, int):
+            most = end
         depth = depth if most is None else max(min(depth, most), 1)
-        self.tl, self.depth, self.count, self.views = tl, depth, count, views
+        self.tl, self.depth, self.end, self.views = tl, depth, end, views
         self.buffers = [tl.circular_buffer(depth, v.shape, v.dtype) for v in views(0)]
         for n in range(depth - 1):
             self._push(first + n)
@@ -44,6 +44,6 @@ class Prefetched:
         return [buffer.pop() for buffer in self.buffers]
 
     def _push(self, j: Any) -> None:
-        with self.tl.when(j < self.count):
+        with self.tl.when(j < self.end):
             for buffer, view in zip(self.buffers, self.views(j), strict=True):
                 buffer.push(view, other=0)

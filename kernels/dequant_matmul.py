@@ -18,7 +18,7 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
-from kbjax.kernels._prefetch import Prefetched
+from kbjax.kernels._prefetch import LoadedAhead
 from kbjax.kernels._shapes import agree
 
 
@@ -75,7 +75,7 @@ def product(
         return x[:, here], w[here, :], scale[tl.ds(k * tile_k // group, groups), :]
 
     acc = tl.zeros((rows, columns))
-    tiles = Prefetched(tl, buffers, steps, views)
+    tiles = LoadedAhead(tl, buffers, steps, views)
     for k in tl.range(steps):
         with tl.scratch_scope("k"):
             x_tile, w_tile, s_tile = tiles.next(k)

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, flags, positive, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._shapes import agree
 from kbjax.kernels.gqa_decode import reference
@@ -186,8 +186,7 @@ def case(
     check_dtype(dtype)
     allowed = tolerance(dtype)
     positive(context=context, tile=tile, num_pes=num_pes, dim=dim)
-    if not isinstance(scoped, bool):
-        raise kb.DTypeError("scoped is true or false", got=repr(scoped))
+    flags(scoped=scoped)
     group = attention.group_size(query_heads, kv_heads)
     inputs = Inputs(
         seed, num_pes, dtype, ((group, dim), (context, dim), (context, dim))

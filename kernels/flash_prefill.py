@@ -25,7 +25,15 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
+from kbjax.cases import (
+    Case,
+    Drawn,
+    Inputs,
+    check_dtype,
+    flags,
+    positive,
+    tolerance,
+)
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._scores import Scores
 from kbjax.kernels._shapes import agree
@@ -74,7 +82,7 @@ def flash_prefill(
         own: Any, qh: Any, slope: Any, masked: bool, state: Any, first: Any, end: Any
     ) -> None:
         """Tiles of keys `first` to `end` - 1, for queries from position `own` on."""
-        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
             shift, last = own - j * tile, keys - 1 - j * tile
             visible = partial(scores.visible, column, distance, shift, last)
@@ -165,9 +173,7 @@ def case(
         "causal": causal, "window": window, "softcap": softcap
     }  # fmt: skip
     Scores(**options)  # refuses what it does not take
-    for name, flag in (("sinks", sinks), ("alibi", alibi)):
-        if not isinstance(flag, bool):
-            raise kb.DTypeError(f"{name} is true or false", got=repr(flag))
+    flags(sinks=sinks, alibi=alibi)
     group = attention.group_size(query_heads, kv_heads)
     shapes = [(group, queries, dim), (context, dim), (context, dim)]
     draws = {

@@ -34,7 +34,7 @@ def gqa_decode(
     state = attention.start(tl, group, dim)
 
     def sweep(state: attention.Running, first: Any, end: Any) -> None:
-        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
             attention.attend(tl, state, qh, tiles, j)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import kbjax as kb
 from kbjax.cases import Case, Drawn, Inputs, check_dtype, positive, tolerance
-from kbjax.kernels._prefetch import Prefetched
+from kbjax.kernels._prefetch import LoadedAhead
 from kbjax.kernels._shapes import agree
 
 
@@ -57,7 +57,7 @@ def product(tl: Any, a: Any, b: Any, tile_k: int, buffers: int) -> Any:
 
     kind = a.dtype if a.dtype.is_float else b.dtype  # an integer is widened to a float
     acc = tl.zeros((rows, columns), kind.accumulator)
-    tiles = Prefetched(tl, buffers, steps, views)
+    tiles = LoadedAhead(tl, buffers, steps, views)
     for k in tl.range(steps):
         with tl.scratch_scope("k"):
             a_tile, b_tile = tiles.next(k)

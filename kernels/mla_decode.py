@@ -46,26 +46,26 @@ def mla_decode(
     q_latent, q_rotary = tl.load(q[:, :rank]), tl.load(q[:, rank:])
     state = attention.start(tl, heads, rank)
 
-    def sweep(keys: slice, tile: int, buffers: int) -> None:
-        rotary, latent = cache[keys, rank:], cache[keys, :rank]
+    rotary, latent = cache[:, rank:], cache[:, :rank]
 
-        def run(state: attention.Running, first: Any, end: Any) -> None:
-            tiles = attention.tiles(tl, rotary, latent, tile, buffers, end, first)
-            for j in tl.range(first, end):
-                with tl.scratch_scope("keys"):
-                    tiles.ahead(j)
-                    r, c = tiles.keys(j), tiles.values(j)
-                    s = tl.dot(q_rotary, tl.trans(r))
-                    s = tl.dot(q_latent, tl.trans(c), acc=s) * scale
-                    attention.fold(tl, state, s, c)
+    def attend(state: attention.Running, tiles: attention.Tiles, j: Any) -> None:
+        with tl.scratch_scope("keys"):
+            tiles.ahead(j)
+            r, c = tiles.keys(j), tiles.values(j)
+            s = tl.dot(q_rotary, tl.trans(r))
+            s = tl.dot(q_latent, tl.trans(c), acc=s) * scale
+            attention.fold(tl, state, s, c)
 
-        count = latent.shape[0] // tile
-        attention.in_runs(tl, state, 0, count, run, most=count)
+    def sweep(state: attention.Running, first: Any, end: Any) -> None:
+        tiles = attention.tiles(tl, rotary, latent, tile, buffers, first, end)
+        for j in tl.range(first, end):
+            attend(state, tiles, j)
 
-    rest = context % tile
-    sweep(slice(context - rest), tile, buffers)
+    count, rest = divmod(context, tile)
+    attention.in_runs(tl, state, 0, count, sweep, most=count)
     if rest:  # the last tile is a smaller one
-        sweep(slice(context - rest, context), rest, 1)
+        last = slice(count * tile, context)
+        attend(state, attention.Tiles(tl, rotary[last], latent[last], rest), 0)
     tl.store(o, attention.finish(tl, state).to(o.dtype))
 
 

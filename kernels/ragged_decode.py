@@ -71,14 +71,14 @@ def attend_valid(
     keys in `count` tiles. What the others hold does not matter.
 
     Args:
-      tiles_of: ``tiles_of(end, first)``: tiles `first` to `end` - 1.
+      tiles_of: ``tiles_of(first, end)``: tiles `first` to `end` - 1.
       tile: keys in each.
     """
     group, dim = q.shape
     position = tl.arange(tile)
 
     def sweep(state: attention.Running, first: Any, end: Any) -> None:
-        tiles = tiles_of(end, first)
+        tiles = tiles_of(first, end)
         for j in tl.range(first, end):
             with tl.scratch_scope("keys"):
                 tiles.ahead(j)

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, check_dtype, positive, shard, tolerance
+from kbjax.cases import Case, Inputs, check_dtype, flags, positive, shard, tolerance
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._shapes import agree
 
@@ -69,34 +69,36 @@ def ring_gqa(
         """Where a row sees a column; a scope too, so not where there is to be none."""
         return tl.when(limit > -block) if causal and scoped else scope()
 
+    def fold(state: attention.Running, qh: Any, own: Any, owner: Any) -> None:
+        """The tile in use, one of rank `owner`. In a tile of this rank a row sees the
+        columns up to the distance `own`; in one of the rank before, up to `keys` more,
+        and so on."""
+        limit = own - (owner % ranks - rank) * keys
+        with seen(limit), scope("tile"):
+            _attend(tl, state, qh, here, distance, limit)
+
     for b in tl.range(queries // block):
         with scope("queries"):
             loaded = tl.load(q[:, tl.ds(b * block, block), :])
             qh = tl.reshape(loaded, (rows, dim))
             state = attention.start(tl, rows, dim)
-            tiles = attention.tiles(tl, k, v, tile, buffers, keys // tile)
+            tiles = attention.tiles(tl, k, v, tile, buffers, 0, keys // tile)
             for t in tl.range(keys // tile):
                 with scope("own"):
                     tiles.ahead(t)
                     tl.copy_to(here[0], tiles.keys(t))
                     tl.copy_to(here[1], tiles.values(t))
-                # In a tile of this rank a row sees the columns up to this distance; in
-                # one of the rank before, up to `keys` more, and so on.
-                limit = keys - queries + b * block - t * tile
+                own = keys - queries + b * block - t * tile
                 for hop in tl.range(ranks - 1):
                     with scope("hop"):
                         sent = [tl.send(x, 1) for x in here]
                         coming = [tl.recv(x.shape, x.dtype, 1) for x in here]
-                        ahead = (rank - hop) % ranks - rank
-                        with seen(limit - ahead * keys), scope("tile"):
-                            _attend(tl, state, qh, here, distance, limit - ahead * keys)
+                        fold(state, qh, own, rank - hop)
                         for message in sent:
                             message.wait()
                         for x, message in zip(here, coming, strict=True):
                             tl.copy_to(x, message.wait())
-                ahead = (rank + 1) % ranks - rank
-                with seen(limit - ahead * keys), scope("tile"):
-                    _attend(tl, state, qh, here, distance, limit - ahead * keys)
+                fold(state, qh, own, rank + 1)
             out = attention.finish(tl, state).to(o.dtype)
             tl.store(
                 o[:, tl.ds(b * block, block), :], tl.reshape(out, (group, block, dim))
@@ -107,7 +109,8 @@ def _attend(
     tl: Any, state: attention.Running, q: Any, here: Any, distance: Any, limit: Any
 ) -> None:
     """Fold the keys and values that are here into the state: for a row of q those at
-    `distance`, (rows, tile), up to the limit; all where it is None."""
+    `distance`, (rows, tile), up to the limit; all where it is None. The probabilities
+    stay float32, so that the error is that of one rank."""
     s = tl.dot(q, tl.trans(here[0])) * q.shape[1] ** -0.5
     if distance is not None:
         s = tl.where(distance <= limit, s, attention.NEGATIVE_INFINITY)
@@ -126,7 +129,7 @@ def ring_gqa_decode(
     state = attention.start(tl, group, dim)
 
     def sweep(state: attention.Running, first: Any, end: Any) -> None:
-        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
             attention.attend(tl, state, qh, tiles, j)
 
@@ -200,9 +203,7 @@ def case(
         context=context, queries=queries, tile=tile, block=block, buffers=buffers,
         num_pes=num_pes, dim=dim,
     )  # fmt: skip
-    for name, flag in (("causal", causal), ("decode", decode), ("scoped", scoped)):
-        if not isinstance(flag, bool):
-            raise kb.DTypeError(f"{name} is true or false", got=repr(flag))
+    flags(causal=causal, decode=decode, scoped=scoped)
     keys = shard("context", context, "num_pes", num_pes)
     group = attention.group_size(query_heads, kv_heads)
     tile = min(tile, keys)

@@ -58,16 +58,18 @@ def split_kv_decode(
     start = split * most * tile
     keys = tl.ds(start, most * tile)
 
+    position = tl.arange(tile)[None, :] if context % tile else None
+
     def inside(j: Any) -> Any:
         """(1, tile) bool: which keys of tile j of this split lie in the context."""
-        return tl.arange(tile)[None, :] < context - start - j * tile
+        return position < context - start - j * tile
 
     def sweep(
         qh: Any, k: Any, v: Any, state: attention.Running, first: Any, end: Any
     ) -> None:
-        tiles = attention.tiles(tl, k, v, tile, buffers, end, first)
+        tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
-            masked = partial(inside, j) if context % tile else None
+            masked = None if position is None else partial(inside, j)
             attention.attend(tl, state, qh, tiles, j, masked)
 
     state = attention.start(tl, q.shape[0], dim)

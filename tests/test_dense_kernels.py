@@ -395,10 +395,10 @@ def test_sizes_that_are_refused(name: str, sizes: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "shapes", "match"),
     [
-        (matmul, [(4, 5), (6, 4)], r"\(M, K\) x \(K, N\).*5.*6"),
-        (rmsnorm, [(4, 4), (5,)], "a weight for each column"),
-        (dequant_matmul, [(4, 5), (6, 4), (1, 4)], r"\(M, K\) x \(K, N\)"),
-        (dequant_matmul, [(4, 5), (5, 4), (2, 4)], "a row of scales a group"),
+        (matmul, [(4, 5), (6, 4)], r"a \(4, 5\), b \(6, 4\).*a \(M, K\), b \(K, N\)"),
+        (rmsnorm, [(4, 4), (5,)], r"weight \(5,\).*weight \(N\)"),
+        (dequant_matmul, [(4, 5), (6, 4), (1, 4)], r"x \(M, K\), w \(K, N\)"),
+        (dequant_matmul, [(4, 5), (5, 4), (2, 4)], "a row of scales for each group"),
     ],
 )
 def test_shapes_that_do_not_meet(kernel: Any, shapes: Any, match: str) -> None:

@@ -323,12 +323,12 @@ def test_sizes_that_are_refused(option: dict[str, Any], error: type) -> None:
     ((name, value),) = option.items()
     with pytest.raises(error, match=rf"{name} is .*") as refused:
         catalogue.make("flash_prefill", context=1 << 40, **option)
-    assert repr(value) in str(refused.value)
+    assert repr(value)[:50] in str(refused.value)
 
 
 def test_sinks_of_other_heads_are_refused() -> None:
     q, k = zeros(2, 3, 4), zeros(5, 4)
-    with pytest.raises(kb.ShapeError, match="reshape"):
+    with pytest.raises(kb.ShapeError, match=r"per_head \(3,\)"):
         prefill(q, k, k, sinks=[0.0, 0.0, 0.0], tile=2, block=2)
 
 
