@@ -36,7 +36,6 @@ from tests.test_disjoint import is_in_conflict
 
 DEVICES = jax.devices()
 ALONE = Mesh(DEVICES[:1], ("pe",))  # keeps a call to one device
-FIDELITIES: tuple[Any, ...] = ("live", "exact")
 SMALL = kb.Hardware(pe_tcm=kb.hardware.PeTcm(kernel_scratch_mb=0.03125))
 f32 = partial(jax.ShapeDtypeStruct, dtype="float32")
 
@@ -94,8 +93,10 @@ def test_rotate_over_two_axes_follows_the_order_of_the_mesh() -> None:
 # --- the same bits -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("mesh", [MESHES["4"], MESHES["reversed"]], ids=["4", "8"])
+@pytest.mark.parametrize(
+    ("mesh", "fidelity"), [(MESHES["4"], "exact"), (MESHES["reversed"], "live")],
+    ids=["4", "8"],
+)  # fmt: skip
 def test_trip_counts_that_depend_on_the_pe(mesh: Mesh, fidelity: Any) -> None:
     """Outputs and memory, with values, starts and HBM stores that do as well."""
     x, out = normal(0, 8, 9, 4), (f32((4,)), f32((9, 4)))
@@ -131,8 +132,8 @@ def test_conditions_by_pe() -> None:
     one = make(mesh=ALONE)
     want, exact = one(x, table), one.run(x, table, poison=True)
     assert_same_bits(exact.outputs, want)
-    for name, mesh in MESHES.items():
-        assert_same_bits(make(mesh=mesh)(x, table), want, name)
+    for name in ("2", "reversed"):
+        assert_same_bits(make(mesh=MESHES[name])(x, table), want, name)
     got = make(mesh=MESHES["2 x 4"]).run(x, table, poison=True)
     assert_same_bits(got.outputs, want, "poison")
     np.testing.assert_array_equal(got.tcm.memory, exact.tcm.memory)
@@ -230,7 +231,7 @@ def legal_shared(count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", legal_shared(4))
+@pytest.mark.parametrize("seed", legal_shared(2))
 def test_drawn_kernels_with_a_shared_output_equal_plain_python(seed: int) -> None:
     drawn = shared_kernel(seed)
     assert drawn is not None
@@ -393,17 +394,18 @@ def prefix_sums(tl: Any, x: Any, o: Any) -> None:
             tl.store(o[j], total / 3.0)
 
 
-@pytest.mark.parametrize("mesh", [over(2), over(8)], ids=["2", "8"])
-def test_shuffled_pes_give_shuffled_outputs(mesh: Mesh | None) -> None:
+@pytest.mark.parametrize(
+    ("count", "fidelity"), [(2, "live"), (8, "exact")], ids=["2", "8"]
+)
+def test_shuffled_pes_give_shuffled_outputs(count: int, fidelity: Any) -> None:
     x, order = normal(15, 8, 6, 4), np.random.default_rng(16).permutation(8)
     call = kb.kernel_call(
-        prefix_sums, f32((6, 4)), num_pes=8, mesh=mesh, hardware=SMALL
+        prefix_sums, f32((6, 4)), num_pes=8, mesh=over(count), hardware=SMALL
     )
-    for fidelity in FIDELITIES:
-        want, got = (call.run(a, fidelity=fidelity) for a in (x, x[order]))
-        assert_same_bits(got.outputs, np.asarray(want.outputs)[order], fidelity)
-        program = call.record(x)
-        assert_same_tcm(program, got.tcm.memory, np.asarray(want.tcm.memory)[order])
+    want, got = (call.run(a, fidelity=fidelity) for a in (x, x[order]))
+    assert_same_bits(got.outputs, np.asarray(want.outputs)[order], fidelity)
+    program = call.record(x)
+    assert_same_tcm(program, got.tcm.memory, np.asarray(want.tcm.memory)[order])
 
 
 # --- the host's own devices ----------------------------------------------------------

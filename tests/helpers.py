@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tests import reference
@@ -47,6 +48,17 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 def _hex(x: Any) -> str:
     return "0x" + np.asarray(x).tobytes()[::-1].hex()
+
+
+def assert_same_computation(call: Any, other: Any, *arrays: Any) -> None:
+    """Two calls that are compiled from the same equations, so give the same bits; which
+    is seen without compiling them. Arrays or their shapes."""
+    one, two = (
+        str(jax.make_jaxpr(lambda *xs, c=c: c(*xs))(*arrays)) for c in (call, other)
+    )
+    for a, b in zip(one.splitlines(), two.splitlines(), strict=False):
+        assert a == b
+    assert one == two
 
 
 def leaves(

@@ -184,19 +184,26 @@ def case_of(name: str, context: int, buffers: int = 1) -> cases.Case:
     return catalogue.make(name, context=context, buffers=buffers, **KERNELS[name])
 
 
+def small_case(name: str, buffers: int) -> cases.Case:
+    small = {**catalogue.kernel_module(name).SMALL, "num_pes": 1}
+    return catalogue.make(name, **{**small, "buffers": buffers})
+
+
 @kernels
 def test_every_depth_gives_the_same_bits(name: str) -> None:
-    """By the NumPy oracle, and one compiled pair."""
-    small = {**catalogue.kernel_module(name).SMALL, "num_pes": 1}
-    found, compiled = [], []
+    """By the NumPy oracle."""
+    found = []
     for buffers in (1, 2, 3, 4):
-        case = catalogue.make(name, **{**small, "buffers": buffers})
+        case = small_case(name, buffers)
         x = case.inputs.arrays()
         found.append(reference.run(case.call.record(*x), x).outputs)
         assert_same_bits(found[-1], found[0], f"{buffers} buffers")
-        if buffers in (1, 3):
-            compiled.append(np.asarray(case.call(*x)))
-    assert_same_bits(compiled[1], compiled[0], "compiled")
+
+
+def test_two_depths_that_are_compiled_give_the_same_bits() -> None:
+    one, three = (small_case("gqa_decode", buffers) for buffers in (1, 3))
+    x = one.inputs.arrays()
+    assert_same_bits(np.asarray(three.call(*x)), np.asarray(one.call(*x)))
 
 
 @kernels
@@ -220,7 +227,7 @@ def test_a_plan_shows_every_depth(name: str) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("buffers", (1, 2, 3, 4))
+@pytest.mark.parametrize("buffers", (1, 2, 4))
 def test_a_million_tokens_reach_a_steady_state(name: str, buffers: int) -> None:
     case = case_of(name, 1_048_576, buffers)
     assert case.call.op_log(*case.inputs.specs).walks == ()
@@ -228,6 +235,6 @@ def test_a_million_tokens_reach_a_steady_state(name: str, buffers: int) -> None:
 
 @kernels
 def test_deeper_is_never_slower_in_a_kernel(name: str) -> None:
-    found = [case_of(name, 16_384, buffers) for buffers in (1, 2, 3, 4)]
+    found = [case_of(name, 4_096, buffers) for buffers in (1, 2, 3, 4)]
     times = [case.call.op_log(*case.inputs.specs).total_ns for case in found]
     assert times == sorted(times, reverse=True)

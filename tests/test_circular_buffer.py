@@ -118,7 +118,7 @@ def test_a_sweep(depth: int, scope: str) -> None:
     rolled, unrolled = (
         functools.partial(sweep, depth=depth, form=form, scope=scope) for form in FORMS
     )
-    compiles = scope == "both"
+    compiles = scope == "both" and depth in (1, 3)
     assert_same_bits(outputs(rolled, compiles), halved(range(N)), "rolled")
     assert_same_bits(outputs(unrolled), halved(range(N)), "unrolled")
 
@@ -847,7 +847,7 @@ def slots_of(program: Any, pe: int) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(4))
 def test_slot_numbers(block: int) -> None:
     """Push number n fills slot n modulo the depth, and pops follow, in every iteration;
     but for few loops whose counts are no expression of the index, between whose

@@ -41,6 +41,7 @@ def chain(tl: Any, x: Any, o: Any, *, dtype: str, unroll: bool = False) -> None:
     tl.store(o, total)
 
 
+@functools.cache  # with what it has compiled
 def call(dtype: str, compute_dtype: Any = None, **options: Any) -> kb.KernelCall:
     kernel = functools.partial(chain, dtype=dtype)
     out = jax.ShapeDtypeStruct((1, WIDTH), jnp.dtype(dtype))

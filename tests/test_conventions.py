@@ -42,7 +42,7 @@ PATHS: dict[str, tuple[str, int, int, Any, bool]] = {
 }
 BOTH = ("rolled, jit", "unrolled, exact, PEs")
 # A compiled path costs a second: the types share the paths out, and so do the tests.
-SHARED = {"int32": BOTH, "int8": BOTH[1:], "uint8": BOTH[:1],
+SHARED = {"int32": BOTH, "int8": BOTH[:1], "uint8": BOTH[:1],
           "float32": ("rolled, plain", BOTH[1]), "bfloat16": BOTH[:1]}  # fmt: skip
 
 
@@ -644,7 +644,7 @@ def test_nan_wins(dtype: np.dtype) -> None:
         return [*found, np.full(x.shape, NAN, dtype)]
 
     x = np.array(NAN_ROWS, F32).astype(dtype)
-    check(body, oracle, x, paths=BOTH[:1] if dtype == F32 else BOTH[1:])
+    check(body, oracle, x, paths=BOTH[:1] if dtype == F32 else ["rolled, plain"])
 
 
 def test_which_zero_wins_is_one_answer() -> None:
@@ -849,7 +849,7 @@ def test_log_sum_exp_in_one_base(base2: bool, want: float) -> None:
     v = np.array([[1], [2], [3]], F32)
     one = jax.ShapeDtypeStruct((1, 1), "float32")
     call = kb.kernel_call(partial(split_attention, base2=base2), (one, one))
-    o, lse = call.run(s, v, fidelity="exact" if base2 else "live").outputs
+    o, lse = call(s, v)
     np.testing.assert_allclose(o, [[2.80178467]], rtol=1e-6)
     np.testing.assert_allclose(lse, [[want]], rtol=1e-6)
 

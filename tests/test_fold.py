@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,10 +21,14 @@ import kbjax as kb
 from kbjax import data_phase, fold, op_log
 from kbjax.program import Loop, Program, When
 from tests import reference
-from tests.helpers import assert_same_bits, assert_same_tcm
+from tests.helpers import (
+    assert_same_bits,
+    assert_same_computation,
+    assert_same_tcm,
+)
 from tests.python_loops import Drawn, python_loop
 
-RECORDED = range(75)
+RECORDED = range(50)
 RUN = (8, 29, 32, 36, 44, 50, 51, 54)  # short ones that fold, in several ways
 X = jax.ShapeDtypeStruct((64,), "int32")
 ROWS = np.arange(64, dtype=np.int32) * 3
@@ -78,11 +83,16 @@ def assert_same(program: Program, other: Program, *arrays: Any) -> None:
     assert program.live_at_exit == other.live_at_exit
 
 
-def assert_replays(program: Program, other: Program, *arrays: Any) -> None:
+def assert_replays(
+    program: Program,
+    other: Program,
+    *arrays: Any,
+    fidelities: Sequence[str] = ("exact", "live"),
+) -> None:
     """What JAX gives of `other` is what NumPy gives of `program`: outputs; all bytes in
     exact, those that the program defines in live."""
     want = reference.run(program, arrays)
-    for fidelity in ("exact",) if program.needs_exact else ("exact", "live"):
+    for fidelity in fidelities:
         outputs, memory = replayed(other, fidelity, *arrays)
         assert_same_bits(outputs, tuple(want.outputs), f"{fidelity}: outputs")
         if fidelity == "exact":
@@ -107,20 +117,21 @@ def test_random_loops_by_numpy(seed: int) -> None:
         assert_same(program, folded, *drawn.arrays)
 
 
-@pytest.mark.parametrize("seed", RUN)
-def test_random_loops_replayed(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "fidelity"), [*zip(RUN, itertools.cycle(("exact", "live")), strict=False)]
+)
+def test_random_loops_replayed(seed: int, fidelity: str) -> None:
     drawn, program, folded = recorded(seed, short=True)
     with shown(drawn):
-        assert_replays(program, folded, *drawn.arrays)
+        assert_replays(program, folded, *drawn.arrays, fidelities=[fidelity])
 
 
-@pytest.mark.parametrize("fidelity", ["exact", "live"])
-def test_a_random_loop_replayed_folded_and_not(fidelity: str) -> None:
-    """All bytes of each fidelity, also those that no program defines."""
+def test_a_random_loop_replayed_folded_and_not() -> None:
+    """All bytes of live replay, also those that no program defines."""
     drawn, program, folded = recorded(RUN[0], short=True)
     with shown(drawn):
-        want, got = (replayed(p, fidelity, *drawn.arrays) for p in (program, folded))
-        assert_same_bits(got, want, fidelity)
+        want, got = (replayed(p, "live", *drawn.arrays) for p in (program, folded))
+        assert_same_bits(got, want)
 
 
 def test_random_loops_are_folded() -> None:
@@ -129,7 +140,7 @@ def test_random_loops_are_folded() -> None:
     assert all(any("Python" in one.shown for one in loops(p)) for p in short)
     found = [recorded(seed)[2] for seed in RECORDED]
     every = [[one for one in loops(p) if "Python" in one.shown] for p in found]
-    assert sum(bool(one) for one in every) > 45
+    assert sum(bool(one) for one in every) > 30
     outer = [loop for one in every for loop in one]
     inner = [one for loop in outer for one in loop.body if isinstance(one, Loop)]
     assert any("Python" in loop.shown for loop in inner)
@@ -307,7 +318,7 @@ def test_stale_bytes_are_those_of_the_hardware() -> None:
     folded = fold.folded(program)
     assert len(loops(folded)) == 1 and folded.needs_exact
     assert_same(program, folded, ROWS)
-    assert_replays(program, folded, ROWS)
+    assert_replays(program, folded, ROWS, fidelities=["exact"])
 
 
 def test_iterations_whose_tiles_are_kept_are_left_out() -> None:
@@ -363,21 +374,15 @@ def flash(tl: Any, q: Any, k: Any, v: Any, o: Any, *, python: bool) -> None:
 
 
 def test_the_pattern_of_the_adr_compiles_as_one_body() -> None:
-    """1,024 tiles: as many commands and equations as `tl.range` has, the same bits."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 4)).astype(np.float32) for n in (2, 2048, 2048)]
-    out = jax.ShapeDtypeStruct((2, 4), "float32")
-    results, sizes = [], []
-    for python in (True, False):
-        call = kb.kernel_call(functools.partial(flash, python=python), out)
-        program = call.record(*arrays)
-        replay = data_phase.lower(program, "live", False)
-        equations = str(jax.make_jaxpr(replay)(*arrays)).count("=")
-        sizes.append((len(list(program.walk())), equations))
-        results.append(call(*arrays))
-    assert sizes[0] == sizes[1]
-    assert sizes[0][0] < 40
-    assert_same_bits(*results)
+    """1,024 tiles: the equations of `tl.range`, so the same bits."""
+    shapes = [jax.ShapeDtypeStruct((n, 4), "float32") for n in (2, 2048, 2048)]
+    python, rolled = (
+        kb.kernel_call(functools.partial(flash, python=python), shapes[0])
+        for python in (True, False)
+    )
+    counts = [len(list(call.record(*shapes).walk())) for call in (python, rolled)]
+    assert counts[0] == counts[1] < 40
+    assert_same_computation(python, rolled, *shapes)
 
 
 # --- what is not folded --------------------------------------------------------------

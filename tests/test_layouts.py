@@ -3,6 +3,7 @@ transposition came about."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +40,13 @@ WAYS: dict[str, Make] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [(3, 17, 33), (1, 32, 32), (7, 100, 50)])
-@pytest.mark.parametrize("way", WAYS)
+ODD, ONE_ROW, WIDE = (3, 17, 33), (1, 32, 32), (7, 100, 50)
+
+
+@pytest.mark.parametrize(
+    ("way", "shape"),
+    [*itertools.product(WAYS, (ODD, ONE_ROW)), ("trans", WIDE), ("view", WIDE)],
+)
 def test_both_fidelities_agree(way: str, shape: tuple[int, int, int]) -> None:
     rows, columns, depth = shape
     rng = np.random.default_rng(0)

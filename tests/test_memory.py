@@ -26,7 +26,7 @@ from tests import reference
 from tests.helpers import assert_same_bits
 from tests.memory_programs import Drawn, memory_kernel
 
-RECORDED, REFUSED, REPLAYED, CHUNK = 600, 150, 60, 50
+RECORDED, REFUSED, REPLAYED, CHUNK = 400, 150, 60, 50
 SHORT = 32  # lines of those that also run
 # Unrolled and unscoped kernels keep every tile of every iteration.
 _TCM = dataclasses.replace(kb.Hardware().pe_tcm, kernel_scratch_mb=4)

@@ -25,7 +25,7 @@ from tests.message_programs import Simulation, drawn_program, runs_in_lockstep
 Kernel = Callable[..., None]
 f32 = partial(jax.ShapeDtypeStruct, dtype="float32")
 FOUR = f32((4,))
-STEPS = 5_000_000
+STEPS = 1_000_000  # more sends and receives of three PEs than are run one by one
 
 
 def rows(num_pes: int, *shape: int) -> np.ndarray:
@@ -52,8 +52,10 @@ def both(kernel: Kernel, out: Any, num_pes: int, *arrays: Any, **options: Any) -
 # --- values --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_pes", [1, 2, 3, 4, 8])
-def test_a_message_is_a_roll_over_the_pes(num_pes: int) -> None:
+@pytest.mark.parametrize(
+    ("num_pes", "fidelity"), [(1, "live"), (2, "live"), (3, "exact"), (8, "live")]
+)
+def test_a_message_is_a_roll_over_the_pes(num_pes: int, fidelity: Any) -> None:
     """All at once: both ways around a ring, to itself, and further than once around.
     Offsets that lead to the same PE are different messages."""
     around = (num_pes, num_pes + 3, -2 * num_pes - 1)
@@ -67,7 +69,8 @@ def test_a_message_is_a_roll_over_the_pes(num_pes: int) -> None:
             tl.store(o[n], tl.recv((2, 3), "float32", offset).wait())
 
     x = rows(num_pes, 2, 3)
-    got = both(kernel, f32((len(offsets), 2, 3)), num_pes, x)
+    call = kb.kernel_call(kernel, f32((len(offsets), 2, 3)), num_pes=num_pes)
+    got = np.asarray(call.run(x, fidelity=fidelity).outputs)
     for n, offset in enumerate(offsets):
         want = rolled(x, num_pes, offset) + n
         np.testing.assert_array_equal(got[..., n, :, :], want, f"offset {offset}")
@@ -168,7 +171,7 @@ def ring_sum(tl: Any, x: Any, o: Any) -> None:
     tl.store(o, total)
 
 
-@pytest.mark.parametrize("num_pes", [2, 3, 8])
+@pytest.mark.parametrize("num_pes", [2, 8])
 def test_a_ring_under_a_when_on_the_index(num_pes: int) -> None:
     x = rows(num_pes, 4)
     got = both(ring_sum, FOUR, num_pes, x)
@@ -176,7 +179,7 @@ def test_a_ring_under_a_when_on_the_index(num_pes: int) -> None:
 
 
 @pytest.mark.parametrize("received", [STEPS - 1, STEPS])
-def test_five_million_steps_that_repeat(received: int) -> None:
+def test_a_million_steps_that_repeat(received: int) -> None:
     """Steps that repeat each other are matched once; the last one counts."""
 
     def ring(tl: Any, x: Any, o: Any) -> None:
@@ -199,9 +202,11 @@ def test_five_million_steps_that_repeat(received: int) -> None:
 
 
 def test_one_receive_too_many_after_five_million_steps() -> None:
+    """Which depend on no PE and no index, so that there need to be more of them."""
+
     def kernel(tl: Any, x: Any, o: Any) -> None:
         state = tl.load(x)
-        for _ in tl.range(STEPS):
+        for _ in tl.range(5 * STEPS):
             tl.send(state, 1).wait()
             tl.recv((4,), "float32", 1, out=state).wait()
         tl.recv((4,), "float32", 1).wait()
@@ -227,7 +232,7 @@ def test_a_long_queue_is_filled_and_emptied() -> None:
     kb.kernel_call(kernel, FOUR, num_pes=3).record(f32((3, 4)))
 
 
-SLOW = 40  # iterations of the loops below
+SLOW = 20  # iterations of the loops below
 
 
 def unequal(condition: Callable[[Any, int], Any], but: int) -> Kernel:
@@ -251,7 +256,7 @@ CONDITIONS = {
     "even": lambda i, pe: i % 2 == 0,
     "from the fourth on": lambda i, pe: i >= 4,
     "one PE": lambda i, pe: pe == 2,
-    "the PE's own part": lambda i, pe: (i // 8) % 4 == pe,
+    "the PE's own part": lambda i, pe: (i // 4) % 4 == pe,
     "all but one": lambda i, pe: i != 17,
 }
 
@@ -368,10 +373,10 @@ def by_pe_in_numpy(x: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("num_pes", [4, 8])
-def test_messages_of_some_pes(num_pes: int) -> None:
-    x = rows(num_pes, 4)
-    np.testing.assert_array_equal(both(by_pe, FOUR, num_pes, x), by_pe_in_numpy(x))
+def test_messages_of_some_pes() -> None:
+    """Of four PEs; tests/eight_devices_messages.py has eight."""
+    x = rows(4, 4)
+    np.testing.assert_array_equal(both(by_pe, FOUR, 4, x), by_pe_in_numpy(x))
 
 
 def test_masked_messages_of_one_kind_keep_their_order() -> None:
