@@ -18,12 +18,13 @@ _Y_LOG_FROM = 10
 _MOST_TICKS = 12
 _BUSY = "busy / (PEs x latency)"
 _AXES = {"context": "context, tokens", "num_pes": "PEs"}  # that have another name
-_PANELS = (  # column, title, unit, what its values are divided by
-    ("peak_scratch_bytes", "peak scratch", "KiB", 1024.0),
-    ("total_ns", "latency", "us", 1000.0),
-    ("dma_utilisation", "DMA utilisation", _BUSY, 1.0),
-    ("gemm_utilisation", "GEMM utilisation", _BUSY, 1.0),
-    ("error", "error against float64", "of the largest element", 1.0),
+_PANELS = (  # columns that are summed, title, unit, what the sum is divided by
+    (("peak_scratch_bytes",), "peak scratch", "KiB", 1024.0),
+    (("total_ns",), "latency", "us", 1000.0),
+    (("bytes_loaded", "bytes_stored"), "DMA, loaded and stored", "MB", 1e6),
+    (("dma_utilisation",), "DMA utilisation", _BUSY, 1.0),
+    (("gemm_utilisation",), "GEMM utilisation", _BUSY, 1.0),
+    (("error",), "error against float64", "of the largest element", 1.0),
 )
 
 
@@ -48,7 +49,7 @@ class Panel:
     """One figure of all points.
 
     Attributes:
-      column: of the results, which it shows.
+      column: of the results, which it shows; of a sum, as ``a + b``.
       title, unit: for people.
       lines: the same combinations, in the same order, in every panel.
       is_log: whether y is logarithmic: all its values are positive, and span a decade.
@@ -105,7 +106,7 @@ def curves(table: StudyTable, x: str | None = None) -> Curves:
     panels = tuple(
         _panel(drawn, axis, *panel)
         for panel in _PANELS
-        if any(row.figures[panel[0]] is not None for row in table.rows)
+        if any(_sum(row, panel[0]) is not None for row in table.rows)
     )
     if not panels:
         raise errors.KbjaxError(
@@ -143,14 +144,14 @@ def axis_of(axes: Mapping[str, Any], x: str | None = None) -> str:
 def _panel(
     groups: Mapping[str, Sequence[StudyRow]],
     axis: str,
-    column: str,
+    columns: tuple[str, ...],
     title: str,
     unit: str,
     divisor: float,
 ) -> Panel:
     def value(row: StudyRow) -> float:
-        cell = row.figures[column]
-        return math.nan if cell is None else cell / divisor
+        found = _sum(row, columns)
+        return math.nan if found is None else found / divisor
 
     lines = tuple(
         Line(
@@ -161,6 +162,7 @@ def _panel(
         )
         for label, rows in groups.items()
     )
+    column = " + ".join(columns)
     is_share = column.endswith("_utilisation")
     budgets: set[float] = set()
     if column == "peak_scratch_bytes":
@@ -175,6 +177,12 @@ def _panel(
         is_share,
         tuple(sorted(budgets)),
     )
+
+
+def _sum(row: StudyRow, columns: tuple[str, ...]) -> float | None:
+    """Of the row's figures; None where one is not known."""
+    cells = [row.figures[name] for name in columns]
+    return None if None in cells else sum(cells)
 
 
 def _groups(table: StudyTable, axis: str) -> dict[str, list[StudyRow]]:

@@ -33,10 +33,12 @@ def format_of(path: str) -> str:
 
 
 def write(table: StudyTable, path: str, x: str | None = None) -> None:
-    """Draw peak scratch, latency, utilisation and error against an axis of the study.
+    """Draw peak scratch, latency, DMA bytes, utilisation and error against an axis of
+    the study.
 
-    A line for each combination of the other axes; crosses at the points that do not
-    fit, in every panel. The title says how many points there are where not all are.
+    A line for each combination of the other axes, each thinner than the one before, so
+    that equal ones all show; crosses at the points that do not fit, in every panel. The
+    title says how many points there are where not all are.
 
     Args:
       table: what to draw.
@@ -78,8 +80,11 @@ def _title(table: StudyTable, found: Curves) -> str:
 
 
 def _draw(axes: Any, panel: Panel, found: Curves) -> None:
+    count = len(panel.lines)
     for n, line in enumerate(panel.lines):
-        _line(axes, line, f"C{n % 10}", _MARKERS[n % len(_MARKERS)], _DASHES[n // 10])
+        width = 1.5 + min(0.7, 6 / count) * (count - 1 - n)
+        look = {"color": f"C{n % 10}", "lw": width, "ms": width + 3.5}
+        _line(axes, line, _MARKERS[n % len(_MARKERS)], _DASHES[n // 10], look)
     axes.set_title(panel.title)
     axes.set_xlabel(_plain(found.x_label))
     axes.set_ylabel(panel.unit)
@@ -104,21 +109,19 @@ def _draw(axes: Any, panel: Panel, found: Curves) -> None:
         )
 
 
-def _line(axes: Any, line: Line, color: str, marker: str, dash: str) -> None:
+def _line(axes: Any, line: Line, marker: str, dash: str, look: dict[str, Any]) -> None:
     points = list(zip(line.x, line.y, line.rows, strict=True))
     known = [(x, y, row.overflowed) for x, y, row in points if not math.isnan(y)]
     fits = [(x, y) for x, y, overflowed in known if not overflowed]
     over = [(x, y) for x, y, overflowed in known if overflowed]
-    axes.plot(*_across(fits), color=color, marker=marker, ls=dash, ms=5,
-              label=_plain(line.label))  # fmt: skip
+    axes.plot(*_across(fits), marker=marker, ls=dash, label=_plain(line.label), **look)
+    cross = {**look, "ls": "", "marker": "x", "ms": look["ms"] + 3}
     if over:
-        axes.plot(*_across([*fits[-1:], *over]), color=color, ls="--")
-        axes.plot(*_across(over), color=color, ls="", marker="x", ms=8)
+        axes.plot(*_across([*fits[-1:], *over]), **{**look, "ls": "--"})
+        axes.plot(*_across(over), **cross)
     elif lost := [x for x, _, row in points if row.overflowed]:
-        axes.plot(
-            lost, [0.03] * len(lost), color=color, ls="", marker="x", ms=8,
-            transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+        low = [0.03] * len(lost)
+        axes.plot(lost, low, transform=axes.get_xaxis_transform(), **cross)
 
 
 def _across(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -13,27 +13,24 @@ swept in tiles of keys in each of the ways that the ADR names, at contexts that 
 - A2: `tl.composite`, whose scratch the scheduler gives back.
 - scoped: a scope a tile; `prefetch` loads the next tile meanwhile (2 buffers).
 
-Shown are:
+A line for each context and way has the figures of a study (docs/studies.md): peak
+scratch against the budget, and where it fits the latency of the op_log on the hardware
+that is named, how busy the engines are, and what limits it. Below it, for each way:
 
-- peak scratch: bytes; `x` marks what does not fit the budget, and is not run.
-- latency: of the op_log, in us, on the hardware that is named.
-- DMA bytes: loaded and stored.
 - overflows at: the smallest multiple of the tile that does not fit, found by bisection
   over the multiples up to the largest context (rounded up to one).
-- limited by: as the op_log's summary says, at the largest context that is shown and
-  fits; with it the DMA's share of the latency and of the op_log's rows.
+- DMA MB: loaded and stored, at the largest context that is shown and fits; DMA rows:
+  the DMA engine's in the op_log there, of all its rows.
 
-`--run` executes the kernels as well, and compares them with float64. `--csv` writes a
-line for each context and way, `--plot` a picture (PNG or SVG; needs matplotlib).
+`--run` executes the kernels as well, and compares them with float64. `--csv` writes the
+lines as a study's CSV, `--plot` its curves (PNG or SVG; needs matplotlib).
 """
 
 from __future__ import annotations
 
 import bisect
-import csv
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -41,8 +38,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kbjax import cases, catalogue, errors, extras, output, study_plots
+from kbjax import cases, catalogue, options, study_point, study_show
 from kbjax.hardware import Hardware, named
+from kbjax.study import Point
+from kbjax.study_row import FIGURES, StudyRow
+from kbjax.study_table import StudyTable
 
 LEAST = 256
 HEADS = 8  # query heads of a KV head
@@ -64,15 +64,21 @@ class Way:
     sizes: dict[str, Any] = field(default_factory=dict)
     scratch_mb: float | None = None
 
+    def sizes_at(self, context: int, tile: int) -> dict[str, Any]:
+        """All sizes of the kernel."""
+        return {"context": context, "tile": tile, "num_pes": 1, **self.sizes}
+
+    def on(self, hardware: Hardware) -> Hardware:
+        """The hardware with this way's budget."""
+        if self.scratch_mb is None:
+            return hardware
+        tcm = replace(hardware.pe_tcm, kernel_scratch_mb=self.scratch_mb)
+        return replace(hardware, pe_tcm=tcm)
+
     def case(self, context: int, tile: int, hardware: Hardware) -> cases.Case:
         """The kernel at one context."""
-        if self.scratch_mb is not None:
-            tcm = replace(hardware.pe_tcm, kernel_scratch_mb=self.scratch_mb)
-            hardware = replace(hardware, pe_tcm=tcm)
-        return catalogue.make(
-            self.kernel, context=context, tile=tile, num_pes=1, hardware=hardware,
-            **self.sizes,
-        )  # fmt: skip
+        sizes = self.sizes_at(context, tile)
+        return catalogue.make(self.kernel, hardware=self.on(hardware), **sizes)
 
 
 _ROWS = {"queries": HEADS}  # the heads are rows of one product
@@ -88,46 +94,6 @@ WAYS = {
     "scoped": Way("a scope a tile", "gqa_decode"),
     "prefetch": Way("a scope a tile, 2 buffers", "gqa_decode", {"buffers": 2}),
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way at one context. Where it does not fit, what a run says is None.
-
-    Attributes:
-      peak_scratch_bytes: what it takes, whatever the budget.
-      overflows_at: the smallest multiple of the tile that does not fit; None where
-        none up to the largest context overflows.
-      latency_ns: of the op_log.
-      dma_bytes: loaded and stored.
-      dma_share: of the latency, for which the DMA engine is busy.
-      commands, dma_commands: rows of the op_log, and those of the DMA engine.
-      limited_by: as the summary of the op_log says.
-      error: largest, relative to the largest element; None where it was not run.
-      tolerance: the largest error allowed.
-    """
-
-    context: int
-    way: str
-    peak_scratch_bytes: int
-    budget_bytes: int
-    fits: bool
-    overflows_at: int | None
-    latency_ns: float | None = None
-    dma_bytes: int | None = None
-    dma_share: float | None = None
-    commands: int | None = None
-    dma_commands: int | None = None
-    limited_by: str | None = None
-    error: float | None = None
-    tolerance: float | None = None
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether it was run, and its error is too large or NaN."""
-        if self.error is None or self.tolerance is None:
-            return False
-        return not self.error <= self.tolerance
 
 
 # --- the study -----------------------------------------------------------------------
@@ -152,183 +118,70 @@ def first_overflow(way: Way, tile: int, hardware: Hardware, most: int) -> int | 
 
 
 def row(
-    name: str,
-    context: int,
-    tile: int,
-    hardware: Hardware,
-    overflows_at: int | None,
-    run: bool,
-) -> Row:
-    """One way at one context; `run` executes it, where it fits."""
-    case = WAYS[name].case(context, tile, hardware)
-    plan = case.call.plan(*case.inputs.specs, vary=[])
-    found = Row(
-        context, name, plan.peak_scratch_bytes, plan.budget_bytes, plan.fits,
-        overflows_at,
+    number: int, name: str, context: int, tile: int, hardware: Hardware, run: bool
+) -> StudyRow:
+    """One way at one context, planned and timed; `run` executes it, where it fits."""
+    way = WAYS[name]
+    parameters = {"context": context, "way": name, "kernel": way.kernel}
+    point = Point(
+        number, parameters, "run" if run else "time", 0, way.kernel,
+        way.sizes_at(context, tile), way.on(hardware),
     )  # fmt: skip
-    if not plan.fits:
-        return found
-    summary = case.call.op_log(*case.inputs.specs).summary()
-    dma = summary.engines["dma"]
-    return replace(
-        found,
-        latency_ns=summary.total_ns,
-        dma_bytes=summary.bytes_loaded + summary.bytes_stored,
-        dma_share=dma.utilisation,
-        commands=summary.commands,
-        dma_commands=dma.commands,
-        limited_by=summary.limited_by,
-        error=case.error_of(case.call(*case.arrays)) if run else None,
-        tolerance=case.tolerance if run else None,
-    )
+    got = study_point.measure(point)
+    if got.get("reason_kind") == "KeyboardInterrupt":
+        raise KeyboardInterrupt  # which a study's worker records, and this is none
+    figures = {figure: got.get(figure) for figure in FIGURES}
+    return StudyRow(number, parameters, got["status"], 1, figures, got["versions"])
 
 
 def study(
-    contexts: list[int], tile: int, hardware: Hardware, run: int = 0
-) -> list[Row]:
-    """Every way at every context; executed at those up to `run`."""
-    if tile < 1:
-        raise errors.ShapeError("tile is a positive integer", got=tile, allowed=">= 1")
-    progress, most = Console(stderr=True), max(contexts)
-    at = {
-        name: first_overflow(way, tile, hardware, most)
-        for name, way in track(WAYS.items(), "overflows", console=progress)
-    }
-    each = [(name, context) for context in contexts for name in WAYS]
-    return [
-        row(name, context, tile, hardware, at[name], context <= run)
-        for name, context in track(each, "contexts", console=progress)
+    contexts: list[int], tile: int, hardware: Hardware, run: int = 0, path: str = ""
+) -> StudyTable:
+    """Every way at every context; executed at those up to `run`. `path` is named below
+    the table."""
+    each = [(context, name) for context in contexts for name in WAYS]
+    shown = track(each, "contexts", console=Console(stderr=True))
+    rows = [
+        row(number, name, context, tile, hardware, context <= run)
+        for number, (context, name) in enumerate(shown)
     ]
+    axes = {"context": contexts, "way": list(WAYS)}
+    return StudyTable({"name": "alternatives", "axes": axes}, rows, path)
 
 
-# --- what it gives -------------------------------------------------------------------
+def overflows(
+    contexts: list[int], tile: int, hardware: Hardware
+) -> dict[str, int | None]:
+    """`first_overflow` of every way."""
+    most = max(contexts)
+    return {
+        name: first_overflow(way, tile, hardware, most)
+        for name, way in track(WAYS.items(), "overflows", console=Console(stderr=True))
+    }
 
 
-def write_csv(rows: list[Row], target: str) -> None:
-    """A header of `Row`'s fields and a line a row; None is an empty cell."""
-    names = [each.name for each in dataclasses.fields(Row)]
-    with output.text(target) as write:
-        writer = csv.DictWriter(SimpleNamespace(write=write), names)
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(each) for each in rows)
-
-
-PANELS = (
-    ("peak scratch", "bytes", lambda r: r.peak_scratch_bytes),
-    ("latency", "us", lambda r: r.latency_ns and r.latency_ns / 1000),
-    ("DMA bytes", "bytes", lambda r: r.dma_bytes),
-)
-
-
-def show(rows: list[Row], console: Console) -> None:
-    """A table a panel, what each way comes to, and the errors of those that ran."""
-    console.width = max(console.width, 132)  # no figure is cut
-    cells = {(each.context, each.way): each for each in rows}
-    contexts, ways = (list(dict.fromkeys(x)) for x in zip(*cells, strict=True))
-    for title, unit, figure in PANELS:
-        table = _table(f"{title}, {unit}", "context", *ways)
-        for context in contexts:
-            found = [cells[context, way] for way in ways]
-            table.add_row(f"{context:,}", *(_cell(r, figure(r)) for r in found))
-        console.print(table)
-    table = _table(
-        "what each comes to", "", "overflows at", "at context", "limited by",
-        "DMA busy", "DMA rows", "of rows", "what",
-    )  # fmt: skip
-    for way in ways:
-        ran = [cells[c, way] for c in contexts if cells[c, way].fits]
-        limit = cells[contexts[0], way].overflows_at
-        shown = [way, f"{limit:,}" if limit else f"> {contexts[-1]:,}"]
-        if ran:
-            r = ran[-1]
-            shown += [f"{r.context:,}", f"{r.limited_by}", f"{r.dma_share:.0%}",
-                      f"{r.dma_commands:,}", f"{r.commands:,}"]  # fmt: skip
-        else:
-            shown += ["x"] * 5
-        table.add_row(*shown, WAYS[way].about)
-    console.print(table)
-    checked = [each for each in rows if each.error is not None]
-    if checked:
-        table = _table("outputs against float64", "context", "", "error", "allowed")
-        for r in checked:
-            table.add_row(f"{r.context:,}", r.way, f"{r.error:.1e}",
-                          f"{r.tolerance:.1e}" + " wrong" * r.is_wrong)  # fmt: skip
-        console.print(table)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _cell(r: Row, figure: float | None) -> str:
-    if figure is None:
-        return "x"
-    text = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.1f}"
-    return text if r.fits else f"{text} x"
-
-
-def figure_of(path: str) -> tuple[Any, str]:
-    """An empty figure of matplotlib, and the format that the path asks for.
-
-    Raises:
-      KbjaxError: for another format, and without matplotlib.
-    """
-    kind = study_plots.format_of(path)
-    figures = extras.module("matplotlib.figure", extra="plot", use="a plot")
-    return figures.Figure(figsize=(16, 5), layout="constrained"), kind
-
-
-def write_plot(rows: list[Row], path: str) -> None:
-    """Peak scratch, latency and DMA bytes against context, on logarithmic axes. A line
-    ends in an x where the next context does not fit; scratch goes on, dashed.
-
-    Raises:
-      KbjaxError: as `figure_of`, and where the file cannot be written.
-    """
-    figure, kind = figure_of(path)
-    panels = figure.subplots(1, len(PANELS))
-    ways = list(dict.fromkeys(each.way for each in rows))
-    for panel, (title, unit, of) in zip(panels, PANELS, strict=True):
-        for n, way in enumerate(ways):
-            mine = [each for each in rows if each.way == way]
-            fits = [each for each in mine if each.fits]
-            over = [each for each in mine if not each.fits and of(each) is not None]
-            color, width = f"C{n}", 1 + 0.7 * (len(ways) - n)  # equal lines all show
-            marker = "osD^v<>p"[n % 8]
-            _line(panel, fits, of, label=way, marker=marker, color=color, lw=width)
-            if over:
-                _line(panel, [*fits[-1:], *over], of, color=color, lw=width, ls="--")
-                _line(panel, over, of, color=color, ls="", marker="x", ms=8)
-            elif len(fits) < len(mine):
-                _line(
-                    panel,
-                    fits[-1:],
-                    of,
-                    color=color,
-                    ls="",
-                    marker="x",
-                    ms=14,
-                    zorder=9,
-                )
-        panel.set(title=title, xlabel="context, tokens", ylabel=unit)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.grid(alpha=0.3)
-    for budget in sorted({each.budget_bytes for each in rows}):
-        label = f"budget, {budget / 2**20:g} MiB"
-        panels[0].axhline(budget, color="black", linewidth=0.8, linestyle=":")
-        most = max(each.context for each in rows)
-        panels[0].annotate(label, (most, budget), ha="right", va="bottom", fontsize=8)
-    panels[0].legend(fontsize=8)
-    with output.binary(path) as file:
-        figure.savefig(file, format=kind)
-
-
-def _line(panel: Any, rows: list[Row], figure: Any, **style: Any) -> None:
-    panel.plot([each.context for each in rows], list(map(figure, rows)), **style)
+def comes_to(
+    table: StudyTable, tile: int, hardware: Hardware, at: Mapping[str, int | None]
+) -> Table:
+    """A line a way: what it is, where it overflows, and what its DMA does."""
+    shown = Table(title="what each comes to")
+    for heading in ("way", "what", "overflows at", "at context", "DMA MB", "DMA rows",
+                    "of rows"):  # fmt: skip
+        is_text = heading in ("way", "what")
+        shown.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for name, way in WAYS.items():
+        mine = [row for row in table.rows if row.parameters["way"] == name]
+        most = f"> {mine[-1].parameters['context']:,}"
+        cells = [name, way.about, f"{at[name]:,}" if at[name] else most]
+        if fits := [row for row in mine if row.figures["commands"] is not None]:
+            context, figures = fits[-1].parameters["context"], fits[-1].figures
+            case = way.case(context, tile, hardware)
+            dma = case.call.op_log(*case.inputs.specs).summary().engines["dma"]
+            moved = figures["bytes_loaded"] + figures["bytes_stored"]
+            cells += [f"{context:,}", f"{moved / 1e6:,.1f}", f"{dma.commands:,}",
+                      f"{figures['commands']:,}"]  # fmt: skip
+        shown.add_row(*cells)
+    return shown
 
 
 def main(
@@ -351,23 +204,20 @@ def main(
     ] = None,
 ) -> None:
     """Run it. Exit status 1 where an output is wrong, or for what is refused."""
-    try:
-        if plot:
-            figure_of(plot)  # refused before the work, not after
-        contexts = contexts_up_to(min(max_context, 2_048) if small else max_context)
-        rows = study(contexts, tile, named(hardware), run)
-        if csv_file:
-            write_csv(rows, csv_file)
-        if plot:
-            write_plot(rows, plot)
-    except errors.KbjaxError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(1) from None
-    console = Console(stderr=csv_file == "-")
-    console.print(f"{HEADS} heads, tiles of {tile} keys, float32, {hardware}",
-                  markup=False, highlight=False)  # fmt: skip
-    show(rows, console)
-    raise typer.Exit(any(each.is_wrong for each in rows))
+    contexts = contexts_up_to(min(max_context, 2_048) if small else max_context)
+    with options.refusals(False):
+        study_show.check_exports({"--csv": csv_file, "--plot": plot}, {})
+        on = named(hardware)
+        table = study(contexts, tile, on, run, csv_file or "in no file (--csv)")
+        at = overflows(contexts, tile, on)
+        plots = [plot] if plot else []
+        study_show.exported(table, csv=csv_file, plots=plots, x="context")
+        console = Console(stderr=csv_file == "-")
+        console.print(f"{HEADS} heads, tiles of {tile} keys, float32, {hardware}",
+                      markup=False, highlight=False)  # fmt: skip
+        study_show.print_table(table, console)
+        console.print(comes_to(table, tile, on, at))
+    raise typer.Exit(not table.is_good)
 
 
 if __name__ == "__main__":

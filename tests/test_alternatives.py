@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -23,6 +22,8 @@ from typer.testing import CliRunner
 import kbjax as kb
 from kbjax import cases, catalogue, cli
 from kbjax.kernels.flash_hbm_round_trip import SMALL, widths
+from kbjax.study_row import DOES_NOT_FIT
+from kbjax.study_table import StudyTable
 from tests.footprints import assert_plan_is_of_the_bytes
 from tests.helpers import assert_same_bits, assert_same_tcm
 
@@ -200,10 +201,28 @@ study = loaded("study_alternatives")
 MIB = 1 << 20
 
 
+CONTEXTS = [256, 512, 1024, 2048, 4096]
+
+
 @pytest.fixture(scope="module")
-def rows() -> list[Any]:
-    """Of tiles of 64, at 256 to 4096 tokens."""
-    return study.study(study.contexts_up_to(5000), 64, kb.Hardware())
+def table() -> StudyTable:
+    """Of tiles of 64."""
+    assert study.contexts_up_to(5000) == CONTEXTS
+    made: StudyTable = study.study(CONTEXTS, 64, kb.Hardware())
+    return made
+
+
+@pytest.fixture(scope="module")
+def limits() -> dict[str, int | None]:
+    found: dict[str, int | None] = study.overflows(CONTEXTS, 64, kb.Hardware())
+    return found
+
+
+def figures_of(table: StudyTable, way: str) -> list[Any]:
+    """At each of `CONTEXTS`."""
+    mine = [row for row in table.rows if row.parameters["way"] == way]
+    assert [row.parameters["context"] for row in mine] == CONTEXTS
+    return [row.figures for row in mine]
 
 
 def unscoped_bytes(context: int, tile: int, group: int = 8, dim: int = 128) -> int:
@@ -225,40 +244,78 @@ def unscoped_bytes(context: int, tile: int, group: int = 8, dim: int = 128) -> i
 
 
 @pytest.mark.parametrize("budget", [1, 4, 16])
-def test_unscoped_overflows_where_it_must(rows: list[Any], budget: int) -> None:
+def test_unscoped_overflows_where_it_must(
+    table: StudyTable, limits: dict[str, int | None], budget: int
+) -> None:
     name = "unscoped" if budget == 1 else f"A3 {budget} MiB"
     tiles = range(64, 4097, 64)
     over = [context for context in tiles if unscoped_bytes(context, 64) > budget * MIB]
-    mine = [row for row in rows if row.way == name]
-    assert [row.context for row in mine] == [256, 512, 1024, 2048, 4096]
-    for row in mine:
-        took = unscoped_bytes(row.context, 64)
-        assert (row.peak_scratch_bytes, row.budget_bytes) == (took, budget * MIB)
-        assert row.overflows_at == (over[0] if over else None)
-        assert row.fits == (took <= budget * MIB) == (row.latency_ns is not None)
-        moved = 4 * 128 * (2 * 8 + 2 * row.context)  # q and o, keys and values
-        assert row.dma_bytes == (moved if row.fits else None)
+    assert limits[name] == (over[0] if over else None)
+    for context, got in zip(CONTEXTS, figures_of(table, name), strict=True):
+        took = unscoped_bytes(context, 64)
+        assert (got["peak_scratch_bytes"], got["budget_bytes"]) == (took, budget * MIB)
+        fits = took <= budget * MIB
+        assert fits == (got["fit"] != DOES_NOT_FIT) == (got["total_ns"] is not None)
+        # q, keys and values; o
+        moved = (4 * 128 * (8 + 2 * context), 4 * 128 * 8) if fits else (None, None)
+        assert (got["bytes_loaded"], got["bytes_stored"]) == moved
     assert bool(over) == (budget < 16)  # both kinds are met
 
 
-def test_scopes_never_overflow(rows: list[Any]) -> None:
+def test_scopes_never_overflow(
+    table: StudyTable, limits: dict[str, int | None]
+) -> None:
     """Peaks are equal: `gqa_decode` splits only sweeps of more than 64 tiles."""
     for name in ("A1", "A2", "scoped", "prefetch"):
-        mine = [row for row in rows if row.way == name]
-        assert len({row.peak_scratch_bytes for row in mine}) == 1
-        assert all(row.fits and row.overflows_at is None for row in mine)
-    by = {(row.way, row.context): row for row in rows}
-    for context in (256, 4096):
-        assert by["A1", context].dma_bytes == a1_dma_bytes(context, 64, 8, 128)
-        assert by["A1", context].dma_commands == 40 * context // 64 + 7
-        assert by["A1", context].latency_ns > 10 * by["scoped", context].latency_ns
+        mine = figures_of(table, name)
+        assert len({got["peak_scratch_bytes"] for got in mine}) == 1
+        assert all(got["total_ns"] for got in mine) and limits[name] is None
+    pairs = zip(figures_of(table, "A1"), figures_of(table, "scoped"), strict=True)
+    for context, (a1, scoped) in zip(CONTEXTS, pairs, strict=True):
+        moved = a1["bytes_loaded"] + a1["bytes_stored"]
+        assert moved == a1_dma_bytes(context, 64, 8, 128)
+        assert a1["total_ns"] > 10 * scoped["total_ns"]
 
 
-def test_a_wrong_output_is_told(rows: list[Any]) -> None:
-    """Also one of NaN."""
-    assert not any(row.is_wrong for row in rows)  # none was run
-    for error, wrong in ((1e-3, True), (math.nan, True), (1e-6, False)):
-        assert replace(rows[0], error=error, tolerance=4e-6).is_wrong == wrong
+def test_each_way_has_a_line_of_its_dma(
+    table: StudyTable, limits: dict[str, int | None]
+) -> None:
+    """At the largest context that fits; a way that never does has no figures."""
+
+    def lines(table: StudyTable) -> dict[str, list[str]]:
+        shown = study.comes_to(table, 64, kb.Hardware(), limits)
+        columns = [[*column.cells] for column in shown.columns]
+        return {way: line for way, *line in zip(*columns, strict=True)}
+
+    ways = lines(table)
+    moved = f"{a1_dma_bytes(4096, 64, 8, 128) / 1e6:,.1f}"
+    assert ways["A1"][1:-1] == ["> 4,096", "4,096", moved, f"{40 * 64 + 7:,}"]
+    assert ways["scoped"][3:-1] == ["4.2", f"{2 * 64 + 2}"]
+    assert ways["unscoped"][1:3] == [f"{limits['unscoped']:,}", "512"]
+    never = [
+        row
+        for row in table.rows
+        if row.parameters["way"] != "unscoped" or row.figures["fit"] == DOES_NOT_FIT
+    ]
+    assert lines(replace(table, rows=never))["unscoped"][2:] == [""] * 4
+
+
+@pytest.mark.parametrize("error", [1e-3, math.nan])
+def test_a_wrong_output_is_told(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "WAYS", {"scoped": study.WAYS["scoped"]})
+    monkeypatch.setattr(cases.Case, "error_of", lambda *_: error)
+    wrong = invoked("--run", "256")
+    assert wrong.exit_code == 1 and " fail " in wrong.output
+    assert invoked().exit_code == 0  # none was run
+
+
+def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cases.Case, "error_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        study.row(0, "scoped", 64, 64, kb.Hardware(), True)
 
 
 @pytest.mark.parametrize("tile", [100, 300, 1000])
@@ -276,32 +333,10 @@ def test_the_bisection_finds_the_first_multiple_that_does_not_fit(tile: int) -> 
         assert study.first_overflow(way, tile, on, most) == want
 
 
-def read(path: Path) -> list[Any]:
+def read(path: Path) -> list[dict[str, str]]:
     """Rows, from CSV."""
-    kinds = {"way": str, "limited_by": str, "fits": lambda text: text == "True"}
-    kinds |= dict.fromkeys(("latency_ns", "dma_share", "error", "tolerance"), float)
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            study.Row(**{n: kinds.get(n, int)(x) if x else None for n, x in r.items()})
-            for r in csv.DictReader(file)
-        ]
-
-
-def test_csv_is_read_back_as_it_was(rows: list[Any], tmp_path: Path) -> None:
-    study.write_csv(rows, str(tmp_path / "rows.csv"))
-    assert read(tmp_path / "rows.csv") == rows
-
-
-def test_a_plot_has_three_panels(rows: list[Any], tmp_path: Path) -> None:
-    """With a line of each way and an x where one ends."""
-    path = tmp_path / "plot.svg"
-    study.write_plot(rows, str(path))
-    tree = ElementTree.parse(path)
-    ids = [element.get("id", "") for element in tree.iter()]
-    assert sum(name.startswith("axes_") for name in ids) == 3
-    text = path.read_text(encoding="utf-8")
-    for label in (*study.WAYS, "budget, 1 MiB", "budget, 16 MiB", "latency"):
-        assert f"<!-- {label} -->" in text
+        return [*csv.DictReader(file)]
 
 
 ARGUMENTS = ["--small", "--max-context", "256"]
@@ -324,14 +359,14 @@ def test_a_plot_without_matplotlib(
     assert "pip install 'kbjax[plot]'" in result.stderr
     assert not list(tmp_path.iterdir())
     assert invoked("--csv", str(target)).exit_code == 0
-    assert {row.context for row in read(target)} == {256}
+    assert [row["context"] for row in read(target)] == ["256"] * len(study.WAYS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (["--plot", "a.pdf"], 1, ".png, .svg"),
-        (["--csv", "nowhere/a.csv"], 1, "Make the folder nowhere first"),
+        (["--csv", "nowhere/a.csv"], 1, "Give the path of a file in a folder"),
         (["--hardware", "hbm9"], 1, "hbm9"),
         (["--tile", "0"], 2, "--tile"),
     ],
@@ -365,13 +400,11 @@ def test_the_script_runs_as_printed(
     assert done.value.code == 0, said
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     found = read(tmp_path / "a.csv")
-    assert {row.way for row in found} == set(study.WAYS)
-    assert max(row.context for row in found) == 2048
+    at = {(row["context"], row["way"]) for row in found}
+    assert at == {(f"{n}", way) for n in CONTEXTS[:-1] for way in study.WAYS}
     for row in found:
-        assert (row.error is not None) == (row.context == 256) and not row.is_wrong
-        assert f"{row.peak_scratch_bytes:,}" + " x" * (not row.fits) in shown
-        if row.dma_bytes is not None:
-            assert f"{row.dma_bytes:,}" in shown
-            assert f"{row.latency_ns / 1000:,.1f}" in shown
-        if row.error is not None:
-            assert f"{row.error:.1e}" in shown
+        assert row["verdict"] == ("pass" if row["context"] == "256" else "")
+        assert f"{int(row['peak_scratch_bytes']):,}" in shown
+        assert (row["total_ns"] == "") == (row["fit"] == DOES_NOT_FIT)
+        if row["total_ns"]:
+            assert f"{float(row['total_ns']):,.1f}" in shown

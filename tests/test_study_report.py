@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def hostile() -> StudyTable:
     return table(axes, [
         row(number, {"kernel": kernel, "context": n}, peak_scratch_bytes=1024 * n,
             total_ns=2.5 * n if n < 4096 else None, dma_utilisation=0.5,
+            bytes_loaded=3 * n if n < 4096 else None, bytes_stored=n,
             fit="fits" if n < 4096 else "does not fit",
             status="done" if n < 4096 else "failed")
         for number, (kernel, n) in enumerate(at)
@@ -113,16 +115,30 @@ def test_curves_by_hand() -> None:
         "context", "context, tokens", True
     )  # fmt: skip
     assert found.ticks == (256, 512, 4096) and (found.lines, found.left_out) == (2, 0)
-    peak, latency, dma = found.panels
+    peak, latency, moved, dma = found.panels
     assert [p.column for p in found.panels] == [
-        "peak_scratch_bytes", "total_ns", "dma_utilisation"
+        "peak_scratch_bytes", "total_ns", "bytes_loaded + bytes_stored",
+        "dma_utilisation",
     ]  # fmt: skip
     assert (peak.unit, peak.is_log, peak.budgets) == ("KiB", True, (1024.0,))
     assert [line.label for line in peak.lines] == ["gqa", EVIL]
     assert peak.lines[0].x == peak.lines[0].y == (256, 512, 4096)
     assert latency.lines[1].y[:2] == (0.64, 1.28) and math.isnan(latency.lines[1].y[2])
     assert not latency.is_log and not latency.budgets  # a factor of 2
+    assert (moved.unit, moved.lines[0].y[:2]) == ("MB", (1024 / 1e6, 2048 / 1e6))
+    assert math.isnan(moved.lines[0].y[2])  # one of its two is not known
     assert dma.is_share and not dma.is_log
+
+
+def test_equal_lines_all_show(tmp_path: Path) -> None:
+    """Each is thinner than the one that it lies on, in every panel."""
+    study_plots.write(hostile(), str(tmp_path / "p.svg"))
+    svg = (tmp_path / "p.svg").read_text("utf-8")
+    for colour, width in (("#1f77b4", "2.2"), ("#ff7f0e", "1.5")):
+        drawn = re.findall(
+            rf"stroke: {colour}; stroke-width: ([\d.]+); [^\"]*line", svg
+        )
+        assert len(drawn) >= 4 and {*drawn} == {width}
 
 
 @pytest.mark.parametrize(
