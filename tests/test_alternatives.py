@@ -24,6 +24,7 @@ from kbjax import cases, catalogue, cli
 from kbjax.kernels.flash_hbm_round_trip import SMALL, widths
 from kbjax.study_row import DOES_NOT_FIT
 from kbjax.study_table import StudyTable
+from tests import pages
 from tests.footprints import assert_plan_is_of_the_bytes
 from tests.helpers import assert_same_bits, assert_same_tcm
 
@@ -275,6 +276,34 @@ def test_scopes_never_overflow(
         moved = a1["bytes_loaded"] + a1["bytes_stored"]
         assert moved == a1_dma_bytes(context, 64, 8, 128)
         assert a1["total_ns"] > 10 * scoped["total_ns"]
+
+
+def test_the_table_of_the_readme() -> None:
+    """At 1,048,576 tokens, in tiles of 128; ways in brackets are 16 MiB's."""
+    readme = (pages.ROOT / "README.md").read_text("utf-8")
+    _, _, *lines = (
+        readme[readme.index("| way | peak scratch, B") :].split("\n\n")[0].split("\n")
+    )
+    ways = ["unscoped", "A1", "A2", "A3 4 MiB", "scoped", "prefetch"]
+    context, hardware = 1 << 20, kb.Hardware()
+    for way, line in zip(ways, lines, strict=True):
+        got = study.row(0, way, context, 128, hardware, False).figures
+        at = study.first_overflow(study.WAYS[way], 128, hardware, context)
+        expected = [f"{got['peak_scratch_bytes']:,}", f"{at:,}" if at else "never"]
+        if at:
+            expected += ["", "", ""]
+        else:
+            call = study.WAYS[way].case(context, 128, hardware)
+            dma = call.call.op_log(*call.inputs.specs).summary().engines["dma"]
+            moved = got["bytes_loaded"] + got["bytes_stored"]
+            expected += [f"{got['total_ns'] / 1e3:,.0f}", f"{moved / 1e6:,.0f}",
+                         f"{dma.commands:,}"]  # fmt: skip
+        if way == "A3 4 MiB":
+            larger = study.first_overflow(
+                study.WAYS["A3 16 MiB"], 128, hardware, context
+            )
+            expected[1] += f" ({larger:,})"
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == expected, way
 
 
 def test_each_way_has_a_line_of_its_dma(
