@@ -281,9 +281,8 @@ def test_scopes_never_overflow(
 def test_the_table_of_the_readme() -> None:
     """At 1,048,576 tokens, in tiles of 128; ways in brackets are 16 MiB's."""
     readme = (pages.ROOT / "README.md").read_text("utf-8")
-    _, _, *lines = (
-        readme[readme.index("| way | peak scratch, B") :].split("\n\n")[0].split("\n")
-    )
+    table = readme[readme.index("| way | peak scratch, B") :].split("\n\n")[0]
+    _, _, *lines = table.split("\n")
     ways = ["unscoped", "A1", "A2", "A3 4 MiB", "scoped", "prefetch"]
     context, hardware = 1 << 20, kb.Hardware()
     for way, line in zip(ways, lines, strict=True):
