@@ -1,4 +1,4 @@
-"""The checks of `kbjax.testing`: each takes a subject and what is asked, and says what
+"""The checks of `kbjax.testing`: each takes a subject and its limits, and says what
 it found, whatever other checks run."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WIDE = 'compute_dtype="float32" has live replay only'
 
 
 @dataclass(frozen=True)
-class Asked:
+class Limits:
     """What a kernel is held to.
 
     Attributes:
@@ -72,24 +72,24 @@ def _not_for(check: str, why: str) -> Finding:
 # --- the checks ----------------------------------------------------------------------
 
 
-def numbers(subject: Subject, asked: Asked) -> Finding:
+def numbers(subject: Subject, limits: Limits) -> Finding:
     """The outputs beside the reference."""
     outputs = subject.outputs  # before the reference, whatever that does
-    want = asked.reference
+    want = limits.reference
     if callable(want):
         want = result_of(want, subject.arrays)
     pairs = compared(outputs, want)
     names = [f"output {n}: " if len(outputs) > 1 else "" for n in range(len(outputs))]
     details = []
     for number, pair in enumerate(pairs):
-        rtol = tolerance(pair.got.dtype.name) if asked.rtol is None else asked.rtol
+        rtol = tolerance(pair.got.dtype.name) if limits.rtol is None else limits.rtol
         figures = (
             f"{names[number]}error {pair.error:.3g} of the largest element, "
             f"{rtol:.3g} allowed"
         )
-        if asked.atol:
-            figures += f" and {asked.atol:.3g}"
-        wrong = pair.wrong(rtol, asked.atol)
+        if limits.atol:
+            figures += f" and {limits.atol:.3g}"
+        wrong = pair.wrong(rtol, limits.atol)
         if wrong.any():
             count = f"{int(wrong.sum())} of {wrong.size} elements are wrong"
             lines = behind_wrong(subject, number, pair, wrong)
@@ -99,7 +99,7 @@ def numbers(subject: Subject, asked: Asked) -> Finding:
     return _passed("numbers", "; ".join(details))
 
 
-def fidelity(subject: Subject, _: Asked) -> Finding:
+def fidelity(subject: Subject, _: Limits) -> Finding:
     """Outputs and final bytes of exact replay and of live."""
     program = subject.program
     if program.needs_exact:
@@ -125,7 +125,7 @@ def fidelity(subject: Subject, _: Asked) -> Finding:
     return _passed("fidelity", same)
 
 
-def poison(subject: Subject, _: Asked) -> Finding:
+def poison(subject: Subject, _: Limits) -> Finding:
     """Outputs with and without poison."""
     if subject.call.is_wide:
         return _not_for("poison", _WIDE)
@@ -144,7 +144,7 @@ def poison(subject: Subject, _: Asked) -> Finding:
     return _failed("poison", [*lines, why, first])
 
 
-def pes(subject: Subject, _: Asked) -> Finding:
+def pes(subject: Subject, _: Limits) -> Finding:
     """Each PE's outputs, and those of a call for it alone."""
     program = subject.program
     if program.num_pes == 1:
@@ -174,7 +174,7 @@ def pes(subject: Subject, _: Asked) -> Finding:
     return _passed("pes", f"PEs {', '.join(map(str, some))} alone give the same")
 
 
-def op_log(subject: Subject, _: Asked) -> Finding:
+def op_log(subject: Subject, _: Limits) -> Finding:
     """The laws of every schedule."""
     log = subject.log
     broken = laws.broken(log)
@@ -186,9 +186,9 @@ def op_log(subject: Subject, _: Asked) -> Finding:
     return _passed("op_log", f"{log.total_ns:,.3f} ns, {rows}")
 
 
-def footprint(subject: Subject, asked: Asked) -> Finding:
+def footprint(subject: Subject, limits: Limits) -> Finding:
     """Peak scratch, and what is allowed."""
-    program, most = subject.program, asked.max_scratch_bytes
+    program, most = subject.program, limits.max_scratch_bytes
     if most is None:
         most = program.hardware.pe_tcm.scratch_bytes
     figures = f"peak {program.peak_scratch:,} B of {most:,} B"
@@ -203,7 +203,7 @@ def footprint(subject: Subject, asked: Asked) -> Finding:
     return _failed("footprint", [f"{figures}; held at the peak:", *lines])
 
 
-def bounds(subject: Subject, _: Asked) -> Finding:
+def bounds(subject: Subject, _: Limits) -> Finding:
     """The bytes that exact replay writes, and the peak."""
     if subject.call.is_wide:
         return _not_for("bounds", _WIDE)
@@ -216,7 +216,7 @@ def bounds(subject: Subject, _: Asked) -> Finding:
     return _passed("bounds", f"no byte above the peak, {peak:,} B, is written")
 
 
-CHECKS: dict[str, Callable[[Subject, Asked], Finding]] = {
+CHECKS: dict[str, Callable[[Subject, Limits], Finding]] = {
     "numbers": numbers,
     "fidelity": fidelity,
     "poison": poison,

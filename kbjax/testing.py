@@ -21,7 +21,7 @@ from kbjax import checks as made_checks
 from kbjax import errors
 from kbjax.call import KernelCall
 from kbjax.cases import Case
-from kbjax.checks import Asked, Finding
+from kbjax.checks import Finding, Limits
 from kbjax.names import unknown
 from kbjax.subject import Subject
 
@@ -137,13 +137,13 @@ def report(
       KbjaxError: for a kernel that is refused when it is recorded, and for arguments
         that would let anything pass.
     """
-    asked = Asked(reference, rtol, atol, max_scratch_bytes)
+    limits = Limits(reference, rtol, atol, max_scratch_bytes)
     _check_call(call, args)
-    _check_limits(asked)
+    _check_limits(limits)
     _check_names(checks)
     subject = Subject(call, tuple(args))
     findings = tuple(
-        check(subject, asked)
+        check(subject, limits)
         for name, check in made_checks.CHECKS.items()
         if name in checks
     )
@@ -175,10 +175,10 @@ def _check_call(call: object, args: object) -> None:
         )
 
 
-def _check_limits(asked: Asked) -> None:
+def _check_limits(limits: Limits) -> None:
     """Refuse limits that let anything pass, or nothing."""
     for name in ("rtol", "atol", "max_scratch_bytes"):
-        value = getattr(asked, name)
+        value = getattr(limits, name)
         if value is None and name != "atol":
             continue
         is_number = isinstance(value, numbers.Real) and not isinstance(
