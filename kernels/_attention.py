@@ -198,8 +198,7 @@ def attend(
     q: Any,
     tiles: Tiles,
     j: Any,
-    visible: Callable[[], Any] | None = None,
-    modify: Callable[[Any], Any] | None = None,
+    scores: Callable[[Any], Any] | None = None,
 ) -> None:
     """Sweep tile j of the keys in a scope of its own.
 
@@ -209,18 +208,14 @@ def attend(
       q: (rows, D), loaded.
       tiles: of keys and values.
       j: which one, an integer; may be symbolic.
-      visible: makes a bool tile that broadcasts to (rows, tile); all where None.
-      modify: makes new scores of the (rows, tile) scaled products, before the mask; the
-        products are the scores where None.
+      scores: makes them of the (rows, tile) scaled products, -inf where a row does not
+        see a key; the products are the scores where None.
     """
     with tl.scratch_scope("keys"):
         tiles.ahead(j)
         s = tl.dot(q, tl.trans(tiles.keys(j))) * q.shape[1] ** -0.5
-        if modify is not None:
-            with tl.scratch_scope("scores"):
-                tl.copy_to(s, modify(s))
-        if visible is not None:
-            s = tl.where(visible(), s, NEGATIVE_INFINITY)
+        if scores is not None:
+            s = scores(s)
         fold(tl, state, s, tiles.values(j))
 
 

@@ -7,7 +7,6 @@ tiles to sweep, and what to make of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ LEAST_CAP, MOST_CAP = 1e-30, 1e30
 @dataclass(frozen=True)
 class Scores:
     """What becomes of the scaled products of a block of queries with a tile of keys:
-    capped, biased by ALiBi (`modifier`), and masked (`visible`), in this order.
+    capped, biased by ALiBi, and masked (`of`), in this order.
 
     Query row r and key column c are `c - r - shift` positions apart, where `shift` is
     the column of row 0's own token.
@@ -67,39 +66,44 @@ class Scores:
         them all is none."""
         return self if self.window < positions else replace(self, window=0)
 
-    def modifier(
-        self, tl: Any, distance: Any, shift: Any, slope: Any
-    ) -> Callable[[Any], Any] | None:
-        """What makes scores of scaled products, (rows, tile) float32, before the mask;
-        None where they are the scores.
+    def of(
+        self,
+        tl: Any,
+        s: Any,
+        *,
+        column: Any,
+        distance: Any,
+        shift: Any,
+        last: Any,
+        slope: Any,
+        masked: bool,
+    ) -> Any:
+        """The scores of scaled products s, (rows, tile) float32; s is written over.
 
         Args:
           tl: the context.
-          distance: (rows, tile) int32, c - r.
+          s: of a tile of keys.
+          column: (1, tile) int32, c.
+          distance: (rows, tile) int32, c - r; unused where positions do not matter.
           shift: an integer; may be symbolic.
+          last: the column of the last key.
           slope: (1, 1) float32, ALiBi's bias for each position that the key is after
             the query's own token; None: no bias.
+          masked: whether some row does not see all of the tile.
         """
-        if not self.softcap and slope is None:
-            return None
+        if self.softcap or slope is not None:
+            with tl.scratch_scope("scores"):
+                new = tl.tanh(s / self.softcap) * self.softcap if self.softcap else s
+                if slope is not None:
+                    new = new + slope * (distance - shift).to("float32")
+                tl.copy_to(s, new)
+        if masked:
+            seen = self._visible(column, distance, shift, last)
+            s = tl.where(seen, s, float("-inf"))
+        return s
 
-        def modified(s: Any) -> Any:
-            if self.softcap:
-                s = tl.tanh(s / self.softcap) * self.softcap
-            if slope is not None:
-                s = s + slope * (distance - shift).to("float32")
-            return s
-
-        return modified
-
-    def visible(self, column: Any, distance: Any, shift: Any, last: Any) -> Any:
-        """Where a row sees a column: bool, broadcasts to (rows, tile).
-
-        Args:
-          column: (1, tile) int32, c.
-          distance, shift: as in `modifier`.
-          last: the column of the last key.
-        """
+    def _visible(self, column: Any, distance: Any, shift: Any, last: Any) -> Any:
+        """Where a row sees a column: bool, broadcasts to (rows, tile)."""
         seen = distance <= shift if self.causal else column <= last
         if self.window:
             seen = seen & (distance > shift - self.window)

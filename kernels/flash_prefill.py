@@ -72,10 +72,8 @@ def flash_prefill(
     before = keys - queries  # keys that every query sees but for its own
     column = tl.expand_dims(tl.arange(tile), 0)
     row = tl.expand_dims(tl.arange(block), 1)
-    plain = (
-        not causal and not scores.window and slopes is None
-    )  # positions do not matter
-    distance = None if plain else column - row
+    positions_matter = causal or scores.window or slopes is not None
+    distance = column - row if positions_matter else None
     sinks, slopes = (_per_head(tl, x, q) for x in (sinks, slopes))
 
     def sweep(
@@ -85,16 +83,11 @@ def flash_prefill(
         tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
             shift, last = own - j * tile, keys - 1 - j * tile
-            visible = partial(scores.visible, column, distance, shift, last)
-            attention.attend(
-                tl,
-                state,
-                qh,
-                tiles,
-                j,
-                visible=visible if masked else None,
-                modify=scores.modifier(tl, distance, shift, slope),
-            )
+            made = partial(
+                scores.of, tl, column=column, distance=distance, shift=shift, last=last,
+                slope=slope, masked=masked,
+            )  # fmt: skip
+            attention.attend(tl, state, qh, tiles, j, made)
 
     for g in tl.range(group):
         sink, slope = (None if x is None else x[tl.ds(g, 1)] for x in (sinks, slopes))

@@ -60,17 +60,18 @@ def split_kv_decode(
 
     position = tl.arange(tile)[None, :] if context % tile else None
 
-    def inside(j: Any) -> Any:
-        """(1, tile) bool: which keys of tile j of this split lie in the context."""
-        return position < context - start - j * tile
+    def masked(j: Any, s: Any) -> Any:
+        """The scores s of tile j of this split, of keys that lie in the context."""
+        inside = position < context - start - j * tile
+        return tl.where(inside, s, attention.NEGATIVE_INFINITY)
 
     def sweep(
         qh: Any, k: Any, v: Any, state: attention.Running, first: Any, end: Any
     ) -> None:
         tiles = attention.tiles(tl, k, v, tile, buffers, first, end)
         for j in tl.range(first, end):
-            masked = None if position is None else partial(inside, j)
-            attention.attend(tl, state, qh, tiles, j, masked)
+            made = None if position is None else partial(masked, j)
+            attention.attend(tl, state, qh, tiles, j, made)
 
     state = attention.start(tl, q.shape[0], dim)
     for h in tl.range(kv_heads):
