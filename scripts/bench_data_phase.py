@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import jax
 import typer
 from attention_peers import DIM, Run, data, exact_of, flash_scan, sweep
+from in_turn import pairs
 from rich.console import Console
 from rich.table import Table
 
@@ -28,18 +29,9 @@ from kbjax.kernels.gqa_decode import gqa_decode
 
 def ratio(a: Run, b: Run, repeats: int) -> tuple[float, float, float]:
     """Median seconds of a and of b, and the median of the pairwise ratio a / b."""
-    times: list[tuple[float, float]] = []
-    for run in (a, b):  # compile and warm up
-        jax.block_until_ready(run())
-    for _ in range(repeats):
-        pair = []
-        for run in (a, b):
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            pair.append(time.perf_counter() - start)
-        times.append((pair[0], pair[1]))
-    medians = [statistics.median(column) for column in zip(*times, strict=True)]
-    return medians[0], medians[1], statistics.median(x / y for x, y in times)
+    walls = [(x[0], y[0]) for x, y in pairs(a, b, repeats)]
+    medians = [statistics.median(column) for column in zip(*walls, strict=True)]
+    return medians[0], medians[1], statistics.median(x / y for x, y in walls)
 
 
 # --- the measurements: name -> (a, b, times that b counts) -------------------------

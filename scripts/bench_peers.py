@@ -35,7 +35,7 @@ from attention_peers import (
     as_float64,
     reference,
 )
-from bench_pes import cores, in_turn
+from in_turn import cores, in_turn
 from rich.console import Console
 from rich.table import Table
 

@@ -24,15 +24,9 @@ a second of CPU time, which a busy machine changes less.
 
 from __future__ import annotations
 
-import hashlib
-import math
-import random
 import statistics
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -40,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from attention_peers import DIM, Run, data, exact_of, flash_scan, sweep
+from in_turn import cores, in_turn, pairs, timed
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
@@ -51,59 +46,10 @@ from kbjax.kernels.gqa_decode import gqa_decode
 
 ROWS, TILE = 8, 128
 OUT_ROWS = 16_384  # of a PE's output, 8 MiB: 64 MiB for 8 PEs
-PAUSE_S = 0.05  # idle threads of OpenBLAS, PyTorch and XLA spin before they sleep
 
 
 def mesh(devices: int) -> Mesh:
     return Mesh(jax.devices()[:devices], ("pe",))
-
-
-def in_turn(
-    runs: dict[str, Run], repeats: int
-) -> dict[str, list[tuple[float, float, float]]]:
-    """What `timed` gives of each run in each repeat, right after a call of the same run
-    that is not timed: caches and threads are then as it leaves them itself. The order
-    is drawn anew for each repeat, as idle threads spin on beyond any short pause."""
-    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
-    order = random.Random(0)
-    for _ in range(repeats):
-        for name in order.sample(list(runs), len(runs)):
-            time.sleep(PAUSE_S)
-            jax.block_until_ready(runs[name]())
-            times[name].append(timed(runs[name]))
-    return times
-
-
-def thread_seconds() -> dict[str, float]:
-    """The CPU time of each thread so far; empty where /proc does not tell."""
-    files = Path("/proc/self/task").glob("*/schedstat")
-    return {f.parent.name: int(f.read_text().split()[0]) / 1e9 for f in files}
-
-
-def timed(run: Run) -> tuple[float, float, float]:
-    """Seconds of the wall, of the CPU, and of the CPU in the busiest thread."""
-    threads, wall, cpu = thread_seconds(), time.perf_counter(), time.process_time()
-    jax.block_until_ready(run())
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    spent = (t - threads.get(name, 0) for name, t in thread_seconds().items())
-    return wall, cpu, max(spent, default=math.nan)
-
-
-def cores() -> float:
-    """How many cores two busy threads get."""
-    block = bytes(1 << 20)
-
-    def work() -> None:
-        for _ in range(150):
-            hashlib.sha256(block)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    wall, cpu = time.perf_counter(), time.process_time()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.process_time() - cpu) / (time.perf_counter() - wall)
 
 
 # --- the measurements: name -> (a, b) ------------------------------------------------
@@ -192,14 +138,12 @@ MEASUREMENTS: dict[str, tuple[Callable[[], tuple[Run, Run]], str]] = {
 
 def compared(a: Run, b: Run, repeats: int) -> list[str]:
     """A ms, B ms; and A / B, of the wall, of the CPU and of the busiest thread."""
-    for run in (a, b):  # compile and warm up
-        jax.block_until_ready(run())
-    pairs = [(timed(a), timed(b)) for _ in range(repeats)]
+    found = pairs(a, b, repeats)
     median = statistics.median
     return [
-        f"{median(x[0] for x, _ in pairs) * 1e3:.1f}",
-        f"{median(y[0] for _, y in pairs) * 1e3:.1f}",
-        *(f"{median(x[of] / y[of] for x, y in pairs):.2f}" for of in range(3)),
+        f"{median(x[0] for x, _ in found) * 1e3:.1f}",
+        f"{median(y[0] for _, y in found) * 1e3:.1f}",
+        *(f"{median(x[of] / y[of] for x, y in found):.2f}" for of in range(3)),
     ]
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import statistics
-import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +17,7 @@ from typing import Annotated, Any
 
 import jax
 import typer
+from in_turn import medians
 from rich.console import Console
 from rich.table import Table
 
@@ -94,20 +93,6 @@ def logged(make: Callable[[int], Any], tiles: int) -> Callable[[], OpLog]:
         return call.op_log(*specs)
 
     return run
-
-
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def medians(runs: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Of each, run in turn."""
-    for run in runs:
-        run()
-    found = [[seconds(run) for run in runs] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 def kept_bytes(make: Callable[[int], Any], tiles: int) -> int:

@@ -8,13 +8,12 @@ Times are medians; ratios are the median of A over that of B, run in turn.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
 import typer
+from in_turn import medians
 from rich.console import Console
 from rich.table import Table
 
@@ -64,20 +63,6 @@ def exact_replay(checks: Any) -> Run:
     run = lambda: call.run(x, fidelity="exact").outputs.block_until_ready()  # noqa: E731
     run()
     return run
-
-
-def seconds(run: Run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def medians(runs: list[Run], repeats: int) -> list[float]:
-    """Of each, run in turn."""
-    for run in runs:
-        run()
-    found = [[seconds(run) for run in runs] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 TIMES: dict[str, tuple[Callable[[], Run], str]] = {

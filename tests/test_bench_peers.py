@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from rich.table import Table
 from typer.testing import CliRunner
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -72,11 +73,58 @@ def test_a_peer_agrees_with_float64(
     assert (error <= TOLERANCE[dtype]) == (not bench.why_not(peer, problem)), error
 
 
-def test_a_row_says_what_was_measured(bench: Any) -> None:
+NAN = math.nan  # the time of the busiest thread, which no row has
+TIMES = {  # wall, CPU; ratios of a peer's to live's 3, 4, 8 and 10, 2, 6
+    "kbjax live": [(1.0, 0.5, NAN), (2.0, 4.0, NAN), (4.0, 1.0, NAN)],
+    "hand-written JAX": [(3.0, 5.0, NAN), (8.0, 8.0, NAN), (32.0, 6.0, NAN)],
+}
+
+
+def test_a_row_says_what_was_measured(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of times that are given: medians, and those of ratios in the same repeat, which
+    are not ratios of medians."""
+    asked = []
+
+    def given(runs: dict[str, Any], repeats: int) -> Any:
+        asked.append((list(runs), repeats))
+        return TIMES
+
+    monkeypatch.setattr(bench, "in_turn", given)
     problem = bench.Problem(8, 32, tile=16, dim=16)
-    (row,) = bench.measured(problem, ["hand-written JAX"], repeats=2)
+    row, live = bench.measured(problem, list(TIMES)[::-1], repeats=3)
+    assert asked == [(list(TIMES), 3)]
     assert (row.peer, row.reason) == ("hand-written JAX", "")
-    assert row.seconds > 0 and row.ratio > 0 and row.error <= TOLERANCE["float32"]
+    assert (row.seconds, row.ratio, row.cpu_ratio) == (8.0, 4.0, 6.0)
+    assert 0 < row.error <= TOLERANCE["float32"]
+    assert (live.peer, live.seconds, live.ratio, live.cpu_ratio) == (
+        "kbjax live", 2.0, 1.0, 1.0
+    )  # fmt: skip
+    rows = [live, bench.Row("PyTorch SDPA", "", 0.25, 0.5, 123.4, 1e-6)]
+    rows.append(bench.Row("Triton interpreter", "it is not here"))
+    assert shown(bench.table("decode, 8 x 4,096", problem, rows)) == {
+        "peer": ["kbjax live", "PyTorch SDPA",
+                 "Triton interpreter\n  not run: it is not here"],
+        "ms": ["2,000", "250", ""],
+        "/ live": ["1", "0.5", ""],
+        "asked": ["", "> 1", ""],
+        "CPU / live": ["1", "123", ""],
+        "max error": [f"{live.error:.1e}", "1.0e-06", ""],
+    }  # fmt: skip
+    other = shown(bench.table("prefill, 128 x 2,048", problem, rows))
+    assert other["asked"] == ["", "", ""]
+    assert bench.markdown({"a": rows, "b": rows[1:]}).splitlines()[2:] == [
+        f"| kbjax live | 2,000 ms, 1, {live.error:.0e} |  |",
+        "| PyTorch SDPA | 250 ms, 0.5, 1e-06 | 250 ms, 0.5, 1e-06 |",
+        "| Triton interpreter | it is not here | it is not here |",
+    ]
+
+
+def shown(table: Table) -> dict[str, list[str]]:
+    """Heading -> cells."""
+    return {f"{each.header}": [f"{cell}" for cell in each.cells]
+            for each in table.columns}  # fmt: skip
 
 
 def test_a_missing_peer_is_a_row(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
