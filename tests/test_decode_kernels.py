@@ -277,7 +277,7 @@ def fc03() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.float32(x) for x in (q, k[None], v[None]))
 
 
-def test_fc03_each_split_alone() -> None:
+def test_each_split_alone() -> None:
     """64, 64, 2 and no keys: the log-sum-exp of no keys is -inf, and its output 0."""
     q, k, v = fc03()
     splits = ((0, 64), (64, 128), (128, 130), (130, 130))
@@ -289,7 +289,7 @@ def test_fc03_each_split_alone() -> None:
     assert (found[3][0] == 0).all()
 
 
-def test_fc03_splits_without_keys() -> None:
+def test_splits_without_keys() -> None:
     """130 keys in tiles of 64: 4 splits have 64, 64, 2 and 0 of them. Of 8 splits five
     are empty, which changes no bit."""
     q, k, v = fc03()
@@ -301,7 +301,7 @@ def test_fc03_splits_without_keys() -> None:
     assert_same_bits(found[1], found[0])
 
 
-def test_fc03_merging_empty_states_changes_no_bit() -> None:
+def test_merging_empty_states_changes_no_bit() -> None:
     """No keys at all, and three empty states with a real one before, between and after
     them."""
 
@@ -354,7 +354,7 @@ def test_every_key_and_every_state_counts_once(splits: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_fc05_scores_beyond_float16(dtype: str) -> None:
+def test_scores_beyond_float16(dtype: str) -> None:
     """q . k of 741,455 (of 4 million, where the cache is latent) overflows float16
     before it is scaled; the output is 1 exactly."""
     kind = numpy_dtype(dtype)
@@ -378,7 +378,7 @@ def test_fc05_scores_beyond_float16(dtype: str) -> None:
 FC06 = (2.80178467, 3.16984602)  # output, natural log-sum-exp
 
 
-def test_fc06_the_log_sum_exp_is_natural() -> None:
+def test_the_log_sum_exp_is_natural() -> None:
     """Scores 0, 1 and 3: the first two in one split, the last in another."""
     k = np.array([[[0], [1], [3]]], np.float32)
     v = np.array([[[1], [2], [3]]], np.float32)
@@ -386,7 +386,7 @@ def test_fc06_the_log_sum_exp_is_natural() -> None:
     np.testing.assert_allclose((out[0, 0], lse[0]), FC06, rtol=2e-7)
 
 
-def test_fc06_a_kernel_in_base_2_merges_alike() -> None:
+def test_kernel_in_base_2_merges_alike() -> None:
     """It computes with exp2 and log2, and hands the natural log-sum-exp of each part
     on, which `merge` takes."""
 
@@ -418,7 +418,7 @@ WANT_OF_DIM = dict(
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_fc13_head_sizes(dim: int) -> None:
+def test_head_sizes(dim: int) -> None:
     """The last column is used, and the scale is that of the true width."""
     q = zeros(2, dim)
     q[:, -1] = 8
@@ -432,7 +432,7 @@ def test_fc13_head_sizes(dim: int) -> None:
         np.testing.assert_allclose(got, WANT_OF_DIM[dim], rtol=1e-6)
 
 
-def test_fc13_the_scale_of_latent_attention() -> None:
+def test_the_scale_of_latent_attention() -> None:
     """By the keys' size before compression, 192: not the 576 of the cache, 512 or 64.
     The last rotary column is used."""
     q = zeros(2, 576)
@@ -446,7 +446,7 @@ def test_fc13_the_scale_of_latent_attention() -> None:
 
 
 @pytest.mark.parametrize("counts", [(8, 8), (8, 1), (28, 4)])
-def test_fc14_which_kv_head(counts: tuple[int, int]) -> None:
+def test_which_kv_head(counts: tuple[int, int]) -> None:
     """V of KV head h is h + 1: query head h reads KV head h // group."""
     query_heads, kv_heads = counts
     rng = np.random.default_rng(9)
@@ -464,7 +464,7 @@ def test_fc14_which_kv_head(counts: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("counts", [(3, 2), (33, 2), (2, 4), (4, 0)])
 @pytest.mark.parametrize("name", ["ragged_decode", "split_kv_decode"])
-def test_fc14_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> None:
+def test_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> None:
     """A ValueError that names both: of the case, and of the kernel itself."""
     query_heads, kv_heads = counts
     both = rf"\b{query_heads}\b.*\b{kv_heads}\b"

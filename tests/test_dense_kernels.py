@@ -149,7 +149,7 @@ def inside_guards() -> kb.KernelCall:
 GUARDS = np.full((10, 9), 13, np.float32)
 
 
-def test_fc10_tails_of_every_axis_are_exact_and_touch_nothing() -> None:
+def test_tails_of_every_axis_are_exact_and_touch_nothing() -> None:
     a = (np.arange(7 * 33).reshape(7, 33) % 11 - 5).astype(np.float32)
     b = (np.arange(33 * 5).reshape(33, 5) % 7 - 3).astype(np.float32)
     want = GUARDS.copy()
@@ -172,7 +172,7 @@ def test_garbage_stays_in_its_row_and_column(garbage: float) -> None:
     assert_same_bits(got[~own], want[~own])
 
 
-def test_fc10_a_single_k() -> None:
+def test_single_k() -> None:
     b = (np.arange(128) - 64).reshape(1, 128).astype(np.float32)
     got = run(
         partial(matmul, **TILES_OF_16),
@@ -185,7 +185,7 @@ def test_fc10_a_single_k() -> None:
 
 
 @pytest.mark.parametrize("kernel", [softmax, rmsnorm])
-def test_fc10_row_kernels_touch_nothing_else(kernel: Any) -> None:
+def test_row_kernels_touch_nothing_else(kernel: Any) -> None:
     """Seven rows of 5, in blocks of 4 and tiles of 3, in the middle of the guards."""
     x, weight = normal(7, 5), np.ones(5, np.float32)
     more = (weight,) if kernel is rmsnorm else ()
@@ -206,7 +206,7 @@ def int8(*shape: int, fill: int) -> np.ndarray:
     return np.full(shape, fill, np.int8)
 
 
-def test_fc19_int8_accumulates_in_int32() -> None:
+def test_int8_accumulates_in_int32() -> None:
     """500 and 8,388,608, which int8 does not hold, and 33,032,065, which float32 does
     not (nor the sum of either tile): on the diagonal of one product, filled with 0."""
     a, b = int8(3, 2048, fill=0), int8(2048, 3, fill=0)
@@ -221,7 +221,7 @@ def test_fc19_int8_accumulates_in_int32() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_fc19_no_and_one_k(depth: int) -> None:
+def test_no_and_one_k(depth: int) -> None:
     a, b = int8(1, depth, fill=-128), int8(depth, 1, fill=127)
     got = run(partial(matmul, tile_m=1, tile_n=1, tile_k=100), ((1, 1), "int32"), a, b)
     assert_same_bits(got, np.array([[-16_256 * depth]], np.int32))
@@ -296,7 +296,7 @@ def test_softmax_of_a_row_longer_than_the_tcm() -> None:
     assert got.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
 
 
-def test_fc35_softmax_64x64() -> None:
+def test_softmax_64x64() -> None:
     case = catalogue.make("softmax", m=64, n=64, block=64, tile=64, num_pes=16)
     got = np.asarray(case.call(*case.arrays))
     assert case.error_of(got) <= case.tolerance
@@ -322,7 +322,7 @@ def rows(dtype: Any, *values: float) -> np.ndarray:
     return np.repeat(np.array(values, dtype)[:, None], 512, axis=1)
 
 
-def test_fc07_large_float16() -> None:
+def test_large_float16() -> None:
     """(a) a row of 300, whose squares float16 does not have; (d) one 300."""
     x = rows(np.float16, 300, 0)
     x[1, 300] = 300
@@ -331,13 +331,13 @@ def test_fc07_large_float16() -> None:
     assert got[1, 300] == np.float16(22.627) and np.count_nonzero(got[1]) == 1
 
 
-def test_fc07_small_float16() -> None:
+def test_small_float16() -> None:
     """(b) 1e-4, whose square float16 does not have; the output in float32."""
     got = rms(rows(np.float16, 1e-4), 1e-12)
     np.testing.assert_allclose(got, 0.99995, atol=1e-6)
 
 
-def test_fc07_the_whole_range_of_float32() -> None:
+def test_the_whole_range_of_float32() -> None:
     """(c) 1e18 gives 1, and so does the largest number; what is small beside eps is
     scaled, not lost."""
     x = rows(np.float32, 1e18, 3.4028235e38, 1e-3, 1e-18, -1e-30, 0)

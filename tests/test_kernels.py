@@ -251,15 +251,15 @@ def counting(n: int, dim: int = 1) -> np.ndarray:
     return np.repeat(np.arange(n, dtype=np.float32)[:, None], dim, 1)
 
 
-def test_fc01_rows_that_see_nothing() -> None:
+def test_rows_that_see_nothing() -> None:
     """Causal with more queries than keys: rows 0 and 1 are 0, never NaN or a mean. As
-    are whole blocks of queries in `test_fc12_causal_is_aligned_bottom_right`."""
+    are whole blocks of queries in `test_causal_is_aligned_bottom_right`."""
     v = np.array([[3], [7]], np.float32)
     got = prefill(zeros(4, 1), zeros(2, 1), v)
     np.testing.assert_array_equal(got[:, 0], [0, 0, 3, 5])
 
 
-def test_fc01_a_masked_tile_changes_nothing() -> None:
+def test_masked_tile_changes_nothing() -> None:
     """A tile of scores -inf, wherever it comes, leaves the row's result alone."""
     rng = np.random.default_rng(1)
 
@@ -286,7 +286,7 @@ def test_fc01_a_masked_tile_changes_nothing() -> None:
     ("dtype", "kernel"),
     [("float16", gqa_decode), ("bfloat16", gqa_decode), ("float16", flash_unscoped)],
 )
-def test_fc05_scores_beyond_float16(dtype: str, kernel: Any) -> None:
+def test_scores_beyond_float16(dtype: str, kernel: Any) -> None:
     """q.k of 741,455 overflows float16 before it is scaled; the output is 1 exactly."""
     kind = numpy_dtype(dtype)
     q = np.full((1, 128), 256).astype(kind)
@@ -319,7 +319,7 @@ FORWARD: dict[str, Callable[..., np.ndarray]] = {
         (40, ["flash_prefill"]),
     ],
 )  # over all, each has less than a tile and more
-def test_fc10_a_partial_last_tile(context: int, names: list[str]) -> None:
+def test_partial_last_tile(context: int, names: list[str]) -> None:
     """Shorter than a tile of 16, a whole one, one more and less, tiles and a half.
     q = 0 and v[i] = i: the mean (S - 1) / 2 exactly; and random data, causal too."""
     rng = np.random.default_rng(context)
@@ -344,7 +344,7 @@ def test_fc10_a_partial_last_tile(context: int, names: list[str]) -> None:
         (64, 200, [(136 + r) / 2 for r in range(64)]),
     ],
 )
-def test_fc12_causal_is_aligned_bottom_right(
+def test_causal_is_aligned_bottom_right(
     queries: int, keys: int, want: list[float]
 ) -> None:
     tile, block = (3, 4) if keys < 100 else (64, 16)
@@ -365,7 +365,7 @@ def test_fc12_causal_is_aligned_bottom_right(
         ("gqa_decode", 256, 2.084576488),
     ],
 )  # two sizes tell the scale of a width from a constant
-def test_fc13_head_sizes(name: str, dim: int, want: float) -> None:
+def test_head_sizes(name: str, dim: int, want: float) -> None:
     """The last column is used, and the scale is that of the true width."""
     q = zeros(2, dim)
     q[:, -1] = 8
@@ -376,7 +376,7 @@ def test_fc13_head_sizes(name: str, dim: int, want: float) -> None:
 
 
 @pytest.mark.parametrize("counts", [(8, 8), (28, 4)])
-def test_fc14_which_kv_head(counts: tuple[int, int]) -> None:
+def test_which_kv_head(counts: tuple[int, int]) -> None:
     """V of KV head h is h + 1: query head h reads KV head h // group."""
     query_heads, kv_heads = counts
     group = attention.group_size(query_heads, kv_heads)
@@ -396,7 +396,7 @@ def test_fc14_which_kv_head(counts: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("counts", [(3, 2), (33, 2), (2, 4), (4, 0)])
 @pytest.mark.parametrize("name", ["gqa_decode", "flash_prefill"])
-def test_fc14_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> None:
+def test_counts_that_do_not_divide(name: str, counts: tuple[int, int]) -> None:
     """A ValueError that names both, before any data is made."""
     query_heads, kv_heads = counts
     with pytest.raises(ValueError, match=rf"\b{query_heads}\b.*\b{kv_heads}\b"):

@@ -37,7 +37,7 @@ def line_of(work: Any, offset: int) -> str:
 # --- FC-27 of the field cases --------------------------------------------------------
 
 
-def test_fc27_a_two_tiles_are_the_whole_budget() -> None:
+def test_two_tiles_are_the_whole_budget() -> None:
     def kernel(tl: Any, o: Any) -> None:
         with tl.scratch_scope():
             two_halves(tl)
@@ -46,7 +46,7 @@ def test_fc27_a_two_tiles_are_the_whole_budget() -> None:
     assert call(kernel).record().peak_scratch == MIB
 
 
-def test_fc27_b_a_third_of_four_bytes() -> None:
+def test_a_third_of_four_bytes() -> None:
     def work(tl: Any) -> None:
         kept = two_halves(tl)
         tl.full((1,), 2.0)
@@ -77,7 +77,7 @@ def test_fc27_b_a_third_of_four_bytes() -> None:
     assert error.site is not None and str(error.site) == line_of(work, 2)
 
 
-def test_fc27_c_one_tile_of_a_mebibyte_and_an_element() -> None:
+def test_one_tile_of_a_mebibyte_and_an_element() -> None:
     def work(tl: Any) -> None:
         tl.zeros((MIB // 4 + 1,))
 
@@ -95,7 +95,7 @@ def test_fc27_c_one_tile_of_a_mebibyte_and_an_element() -> None:
     assert "(float32[262144] fits)" in text and "Held" not in text
 
 
-def test_fc27_d_a_python_loop() -> None:
+def test_a_python_loop() -> None:
     """Iteration 3: names are rebound, so that each iteration's tiles but the last are
     out of reach."""
 
@@ -121,7 +121,7 @@ def test_fc27_d_a_python_loop() -> None:
         assert part in text
 
 
-def test_fc27_e_nothing_leaks() -> None:
+def test_nothing_leaks() -> None:
     """After the error a small kernel runs, and the same call with smaller shapes."""
     with pytest.raises(kb.ScratchOverflowError):
         calling(two_halves, MIB // 2).record()
