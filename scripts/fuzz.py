@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random kernels: every path through kbjax gives the same bits, and NumPy's.
 
-    python scripts/fuzz.py --programs 300 --seed 1 --jobs 2
+    python scripts/fuzz.py --programs 100 --seed 1 --jobs 2
 
 Each program is run in live and in exact, and by NumPy one command at a time. Of the
 other properties (unrolled, unscoped, several PEs, inside jit ...) each program is
