@@ -22,6 +22,7 @@ from kbjax.cores import usable_cores
 from kbjax.names import nearest
 
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
+_OF_LONG_SUMS = 4e-6  # relative error of float32
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Standard normal numbers rounded to `dtype`, made when they are asked for.
+    """What a case's arrays are drawn from; they are made when they are asked for.
 
     Attributes:
+      seed: the same seed draws the same data.
+      dtype: what standard normal numbers are rounded to.
       shapes: of one PE's arrays, or how they are drawn otherwise; a PE axis goes in
         front where there are several PEs.
       shared: which of them all PEs have alike, with no PE axis.
@@ -56,11 +59,10 @@ class Inputs:
     shared: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise errors.ShapeError("seed is a whole number", got=repr(self.seed))
-        if self.seed < 0:
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise errors.ShapeError(
-                "seed is a whole number", got=self.seed, allowed=">= 0"
+                "seed is a whole number", got=repr(seed), allowed=">= 0"
             )
 
     @property
@@ -146,9 +148,6 @@ def tolerance(dtype: str) -> float:
     return _OF_LONG_SUMS if row == dtypes.FLOAT32 else row.eps
 
 
-_OF_LONG_SUMS = 4e-6
-
-
 def check_dtype(dtype: str, *others: str) -> None:
     """Refuse a dtype that a kernel does not come in.
 
@@ -166,51 +165,6 @@ def check_dtype(dtype: str, *others: str) -> None:
             allowed=", ".join(taken),
             remedy=_meant(dtype, taken),
         )
-
-
-def _meant(dtype: str, taken: Sequence[str]) -> str:
-    """Of a name that is no element type, the nearest that is taken."""
-    try:
-        np.dtype(dtype)
-    except (TypeError, ValueError):  # ValueError: of what numpy takes for a record
-        return f"The nearest is {nearest(str(dtype), taken)}"
-    return ""
-
-
-def shard(what: str, whole: int, by: str, parts: int) -> int:
-    """whole / parts.
-
-    Raises:
-      ShapeError: where that is no whole number, naming both.
-    """
-    if whole % parts:
-        raise errors.ShapeError(
-            f"{what} is a multiple of {by}", got=f"{what} {whole} and {by} {parts}"
-        )
-    return whole // parts
-
-
-def _fill_normal(elements: np.ndarray, seeds: list[int]) -> None:
-    """Each part from a generator of its own, so that all cores make some."""
-    size = 1 << 22
-
-    def fill(n: int) -> None:
-        part = elements[n * size : (n + 1) * size]
-        rng = np.random.default_rng([*seeds, n])
-        if part.dtype == np.float32:
-            rng.standard_normal(dtype=np.float32, out=part)
-        else:
-            part[...] = rng.standard_normal(part.size, np.float32)
-
-    with futures.ThreadPoolExecutor(usable_cores()) as threads:
-        list(threads.map(fill, range(-(-elements.size // size))))
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
-    skip = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[skip : skip + nbytes].view(dtype).reshape(shape)
 
 
 def flags(**given: Any) -> None:
@@ -235,3 +189,48 @@ def positive(**sizes: Any) -> None:
             raise errors.ShapeError(
                 f"{name} is a positive integer", got=repr(size), allowed=">= 1"
             )
+
+
+def shard(what: str, whole: int, by: str, parts: int) -> int:
+    """whole / parts.
+
+    Raises:
+      ShapeError: where that is no whole number, naming both.
+    """
+    if whole % parts:
+        raise errors.ShapeError(
+            f"{what} is a multiple of {by}", got=f"{what} {whole} and {by} {parts}"
+        )
+    return whole // parts
+
+
+def _meant(dtype: str, taken: Sequence[str]) -> str:
+    """Of a name that is no element type, the nearest that is taken."""
+    try:
+        np.dtype(dtype)
+    except (TypeError, ValueError):  # ValueError: of what numpy takes for a record
+        return f"The nearest is {nearest(str(dtype), taken)}"
+    return ""
+
+
+def _fill_normal(elements: np.ndarray, seeds: list[int]) -> None:
+    """Each part from a generator of its own, so that all cores make some."""
+    size = 1 << 22
+
+    def fill(n: int) -> None:
+        part = elements[n * size : (n + 1) * size]
+        rng = np.random.default_rng([*seeds, n])
+        if part.dtype == np.float32:
+            rng.standard_normal(dtype=np.float32, out=part)
+        else:
+            part[...] = rng.standard_normal(part.size, np.float32)
+
+    with futures.ThreadPoolExecutor(usable_cores()) as threads:
+        list(threads.map(fill, range(-(-elements.size // size))))
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return raw[skip : skip + nbytes].view(dtype).reshape(shape)

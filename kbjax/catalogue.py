@@ -1,8 +1,8 @@
 """The kernels that can be named: shipped ones, and a user's by ``path.py:function``.
 
 A named kernel is a function `case(...)` that returns a `Case`: its parameters are the
-kernel's sizes, with defaults, and `hardware`. Shipped kernels have one
-in their module; a user's file may have several.
+kernel's sizes, with defaults, and `hardware`. Shipped kernels have one in their module;
+a user's file may have several.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def kernel_module(name: str) -> ModuleType:
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    """The sizes of a kernel, with their defaults; `inspect.Parameter.empty` where a
-    user's has none.
+    """The sizes of a kernel, with their defaults; `REQUIRED` where a user's has
+    none.
 
     Raises:
       KernelError: for a name that is none.

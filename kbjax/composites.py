@@ -128,7 +128,9 @@ class Composites(Transfers):
             )
         views = dict(zip(row.operands, operands, strict=True))
         views |= {n: options.pop(n) for n in row.by_name if options.get(n) is not None}
-        sizes = self._sizes(kind, row, views, site)
+        op = f"composite {kind!r}"
+        self._check_views(op, row, views, site)
+        sizes = _sizes(op, row, views, site)
         options = {"buffers": 2, **options}
         if not _is_count(options["buffers"]):
             raise errors.ShapeError(
@@ -149,17 +151,14 @@ class Composites(Transfers):
                 raise  # says which tile of the kernel, and in which scopes it is
             raise error.at(site).with_traceback(None) from None
 
-    def _sizes(
-        self, kind: str, row: Composite, views: Mapping[str, Any], site: Site
-    ) -> dict[str, int]:
-        """The size of each axis, by its letter.
+    def _check_views(
+        self, op: str, row: Composite, views: Mapping[str, Any], site: Site
+    ) -> None:
+        """Refuse views that it can't take, whatever their sizes.
 
         Raises:
-          MemorySpaceError, DTypeError, ShapeError, OutOfBoundsError: for views that do
-            not fit.
+          MemorySpaceError, DTypeError, ShapeError, OutOfBoundsError, KernelError.
         """
-        op, sizes = f"composite {kind!r}", dict[str, int]()
-        *_, output = row.operands
         for name, view in views.items():
             self._require_hbm(op, view)
             if row.floats and not view.dtype.is_float:
@@ -184,6 +183,7 @@ class Composites(Transfers):
                     allowed="sizes of at least 1",
                 )
             self._proven(op, view, "Take a view that lies inside", fill=False)
+        *_, output = row.operands
         self._require_writable(op, views[output], site)
         for name, view in views.items():
             if name != output and self._may_overlap(view.ref, views[output].ref):
@@ -193,29 +193,6 @@ class Composites(Transfers):
                     got=f"{view} and {views[output]}",
                     remedy="Give it an output of its own",
                 )
-        by_operand = row.operands
-        if _is_one_head(row, views):
-            sizes["G"] = 1
-            by_operand = {n: axes.replace("G", "") for n, axes in by_operand.items()}
-        for name, axes in {**by_operand, **row.by_name}.items():
-            if name not in views:
-                continue
-            shape = views[name].shape
-            known = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
-            fits = len(shape) == len(axes)
-            for axis, size in zip(axes, shape, strict=False):
-                fits = fits and sizes.setdefault(axis, size) == size
-            if not fits:
-                shapes = (
-                    f"{n} ({', '.join(letters)})" for n, letters in by_operand.items()
-                )
-                raise errors.ShapeError(
-                    f"{op} needs {name} of shape ({', '.join(axes)})",
-                    site=site,
-                    got=f"{shape}" + (f", with {known}" if known else ""),
-                    allowed=", ".join(shapes),
-                )
-        return sizes
 
     def _tiles(
         self,
@@ -299,6 +276,38 @@ def _run(
         ]
     named = {name: views[name] for name in row.by_name if name in views}
     row.function()(tl, *operands, **named, **options)
+
+
+def _sizes(
+    op: str, row: Composite, views: Mapping[str, Any], site: Site
+) -> dict[str, int]:
+    """The size of each axis, by its letter.
+
+    Raises:
+      ShapeError: for views that do not fit each other.
+    """
+    sizes: dict[str, int] = {}
+    by_operand = row.operands
+    if _is_one_head(row, views):
+        sizes["G"] = 1
+        by_operand = {n: axes.replace("G", "") for n, axes in by_operand.items()}
+    for name, axes in {**by_operand, **row.by_name}.items():
+        if name not in views:
+            continue
+        shape = views[name].shape
+        known = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
+        fits = len(shape) == len(axes)
+        for axis, size in zip(axes, shape, strict=False):
+            fits = fits and sizes.setdefault(axis, size) == size
+        if not fits:
+            shapes = (f"{n} ({', '.join(own)})" for n, own in by_operand.items())
+            raise errors.ShapeError(
+                f"{op} needs {name} of shape ({', '.join(axes)})",
+                site=site,
+                got=f"{shape}" + (f", with {known}" if known else ""),
+                allowed=", ".join(shapes),
+            )
+    return sizes
 
 
 def _is_one_head(row: Composite, views: Mapping[str, Any]) -> bool:

@@ -35,6 +35,7 @@ from kbjax.cases import (
     tolerance,
 )
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._inputs import with_inputs
 from kbjax.kernels._scores import Scores
 from kbjax.kernels._shapes import agree
 
@@ -62,7 +63,7 @@ def flash_prefill(
       buffers: tiles of keys are loaded `buffers` - 1 ahead.
       causal, window, softcap: as `Scores` has them.
       sinks: (G,) in HBM, a logit a head that is added to the denominator only; -inf is
-        none. `attention.with_inputs` makes it and the slopes inputs of the kernel.
+        none. `with_inputs` makes it and the slopes inputs of the kernel.
       slopes: (G,) in HBM; slope * (key position - query position) is added to a score.
     """
     agree(q=(q, "G Sq D"), k=(k, "S D"), v=(v, "S D"), o=(o, "G Sq D"))
@@ -176,7 +177,7 @@ def case(
     given = [n for n, flag in (("sinks", sinks), ("slopes", alibi)) if flag]
     per_head = [Drawn((group,), "float32", draws[name]) for name in given]
     inputs = Inputs(seed, num_pes, dtype, (*shapes, *per_head))
-    kernel = attention.with_inputs(flash_prefill, *given) if given else flash_prefill
+    kernel = with_inputs(flash_prefill, *given) if given else flash_prefill
     call = kb.kernel_call(
         partial(kernel, block=block, tile=tile, buffers=buffers, **options),
         jax.ShapeDtypeStruct((group, queries, dim), dtype),

@@ -8,8 +8,9 @@ type.
 
 The squares are of x / scale, where scale is the largest magnitude so far, and at least
 sqrt(eps) (as LAPACK's `lassq` sums squares). So they neither overflow nor vanish: every
-finite row and every eps that is not negative have the right result. A row with a NaN or
-an infinity is NaN, and so is a row of 0 where eps is 0; other rows are not touched.
+finite row and every eps that is not negative have the right result. A row with a NaN is
+NaN, and so are a row of 0 where eps is 0 and one with an infinity, whose other elements
+the formula makes 0; other rows are not touched.
 """
 
 from __future__ import annotations

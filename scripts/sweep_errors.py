@@ -27,7 +27,6 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import typer
 from rich.console import Console
@@ -35,13 +34,11 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from kbjax import catalogue
+from kbjax import catalogue, dtypes
 from kbjax.kernels import _attention as attention
 from tests.plain_attention import error_bound, plain
 
-DTYPES = {
-    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
-}  # fmt: skip
+DTYPES = ("float32", "float16", "bfloat16")
 DIMS = (64, 80, 96, 128, 256)
 MASKS: dict[str, list[dict[str, Any]]] = {
     "flash_prefill": [
@@ -92,7 +89,7 @@ def run_of(name: str, sizes: dict[str, Any]) -> Run:
     module = catalogue.kernel_module(name)
     case = catalogue.make(name, **{**module.SMALL, **sizes})
     arrays = [np.asarray(x) for x in case.arrays]
-    want, dtype = np.asarray(case.reference(*arrays)), DTYPES[sizes["dtype"]]
+    want, dtype = np.asarray(case.reference(*arrays)), dtypes.of(sizes["dtype"]).numpy
 
     def plain_by(product: Callable[..., Any]) -> np.ndarray:
         rounded = partial(plain, dtype=dtype, product=product)

@@ -17,6 +17,7 @@ import pytest
 import kbjax as kb
 from kbjax import catalogue
 from kbjax.kernels import _attention as attention
+from kbjax.kernels._inputs import with_inputs
 from kbjax.kernels.flash_prefill import alibi_slopes, flash_prefill
 from tests.helpers import assert_same_bits, assert_same_tcm
 from tests.plain_attention import NONE, after, error_bound, mask_of, plain
@@ -26,7 +27,7 @@ from tests.plain_attention import NONE, after, error_bound, mask_of, plain
 def kernel_of(
     shape: tuple[int, ...], dtype: Any, given: tuple[str, ...], **options: Any
 ) -> kb.KernelCall:
-    kernel = partial(attention.with_inputs(flash_prefill, *given), **options)
+    kernel = partial(with_inputs(flash_prefill, *given), **options)
     return kb.kernel_call(kernel, jax.ShapeDtypeStruct(shape, dtype))
 
 
@@ -334,7 +335,7 @@ def test_sinks_of_other_heads_are_refused() -> None:
 
 def test_an_input_that_the_kernel_does_not_have() -> None:
     with pytest.raises(kb.KernelError, match="flash_prefill has no input 'sink'") as e:
-        attention.with_inputs(flash_prefill, "sinks", "sink")
+        with_inputs(flash_prefill, "sinks", "sink")
     assert "slopes" in str(e.value)
 
 
