@@ -1,4 +1,4 @@
-"""What notebooks show of a program, a plan and an op_log: small HTML, escaped."""
+"""What notebooks show of programs, plans, op_logs and studies: small HTML, escaped."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def op_log(summary: str, records: Iterable[object], rows: int) -> str:
     return summary + table(title, _SHOWN, cells)
 
 
+def fields(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they are, a row each."""
+    body = "".join(f"<tr>{_cell('th', n)}{_cell('td', text)}</tr>" for n, text in rows)
+    return (
+        f"<table><caption>{html.escape(title)}</caption><tbody>{body}</tbody></table>"
+    )
+
+
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Text as a table; of many rows, the first `TABLE_ROWS`, and how many are left."""
     head = _row("th", header)
@@ -49,6 +57,8 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def _row(kind: str, cells: Sequence[str]) -> str:
-    style = ' style="text-align:left"'
-    inside = "".join(f"<{kind}{style}>{html.escape(c)}</{kind}>" for c in cells)
-    return f"<tr>{inside}</tr>"
+    return f"<tr>{''.join(_cell(kind, cell) for cell in cells)}</tr>"
+
+
+def _cell(kind: str, text: str) -> str:
+    return f'<{kind} style="text-align:left">{html.escape(text)}</{kind}>'

@@ -124,8 +124,10 @@ def _line(figure: Any, panel: Panel, line: Line, n: int, legend: bool) -> None:
     look: dict[str, Any] = {"source": source, "color": _COLOURS[n % len(_COLOURS)]}
     named = {"legend_label": line.label} if legend else {}
     dash = _DASHES[n // len(_COLOURS)]
-    figure.line("x", "y", line_dash=dash, line_width=1.6, **look, **named)
-    figure.scatter("x", "y", marker="marker", size=8, name="points", **look)
+    # Each is thinner than the one before, so that equal ones all show.
+    width = 1.6 + min(1.0, 8 / len(panel.lines)) * (len(panel.lines) - 1 - n)
+    figure.line("x", "y", line_dash=dash, line_width=width, **look, **named)
+    figure.scatter("x", "y", marker="marker", size=6 + width, name="points", **look)
 
 
 def _finish(figure: Any, found: Curves, panel: Panel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kbjax import extras, output
+from kbjax import extras, notebook, output
 from kbjax.names import printable
 from kbjax.study_row import StudyRow, column_of, columns
 from kbjax.study_status import Status
@@ -163,14 +162,8 @@ class StudyTable:
             parquet.write_table(table, file)
 
     def _repr_html_(self) -> str:
-        names, rows = self.short()
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>"
-            for row in rows
-        )
-        caption = html.escape(f"{printable(self.study['name'])}: {self.progress}")
-        return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+        title = f"{printable(str(self.study['name']))}: {self.progress}"
+        return notebook.table(title, *self.short())
 
 
 def parameter_text(value: object) -> str:

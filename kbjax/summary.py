@@ -3,14 +3,13 @@ program. From the rolled rows, at a cost that does not depend on trip counts."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kbjax import critical, rolled
+from kbjax import critical, notebook, rolled
 from kbjax.costs import ENGINES, Work
 from kbjax.program import Program, has_messages
 from kbjax.rolled import ENGINE, HAZARD, OPERAND, Node
@@ -185,12 +184,7 @@ class Summary:
         return "\n".join([head, *(f"  {n:<13} {text}" for n, text in self.rows())])
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in self.rows()
-        )
-        caption = html.escape(str(self).splitlines()[0])
-        return f"<table><caption>{caption}</caption>{cells}</table>"
+        return notebook.fields(str(self).splitlines()[0], self.rows())
 
 
 def _parts(shares: dict[str, float]) -> str:

@@ -488,6 +488,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study_table": {
         "extras",
         "names",
+        "notebook",
         "output",
         "study_row",
         "study_status",
@@ -503,7 +504,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "replay",
         "watched",
     },
-    "summary": {"costs", "critical", "program", "rolled", "timing"},
+    "summary": {"costs", "critical", "notebook", "program", "rolled", "timing"},
     "surface": {"errors", "site"},
     "tcm": {"dtypes", "errors", "hardware", "overflow"},
     "tcm_map": {"expr", "footprint", "log_view", "program", "refs", "site", "trace"},

@@ -86,6 +86,19 @@ def test_a_study_is_its_curves_and_points(browser: Browser, tmp_path: Path) -> N
         report_study.html(table({"kernel": ["gqa"]}, [row(0, {"kernel": "gqa"})]))
 
 
+def test_equal_curves_all_show(browser: Browser, tmp_path: Path) -> None:
+    """The one that is drawn last is the thinnest."""
+    report_study.write(hostile(), str(tmp_path / "study.html"))
+    browser.open(tmp_path / "study.html")
+    widths = browser.run(
+        "const [doc] = Bokeh.documents;"
+        "const figure = doc.get_model_by_name('peak_scratch_bytes');"
+        "return figure.renderers.filter(r => r.glyph.type == 'Line')"
+        ".map(r => r.glyph.line_width.value);"
+    )
+    assert widths == sorted(widths, reverse=True) and len({*widths}) == 2
+
+
 def test_a_results_file_is_a_study(browser: Browser, tmp_path: Path) -> None:
     axes = {"kernel": ["flash_unscoped", "softmax"], "tile": [16, 32]}
     made = Study(name="few", do="plan", axes=axes)
