@@ -131,7 +131,8 @@ def print_table(table: StudyTable, console: Console | None = None) -> None:
         said = escape(printable("; ".join(mixed)))
         _say(console, f"not all points were done with the same: {said}")
     counts = ", ".join(f"{n:,} {status}" for status, n in table.counts.items() if n)
-    _say(console, f"{counts}; {escape(printable(table.path))}")
+    file = f"; {escape(printable(table.path))}" if table.path else ""
+    _say(console, counts + file)
 
 
 def _width(drawn: Table, console: Console) -> int:

@@ -34,7 +34,7 @@ class StudyTable:
     Attributes:
       study: as `Study.to_dict` gives it.
       rows: a point each, in the study's order.
-      path: of the results file.
+      path: of the results file; empty where there is none.
     """
 
     study: Mapping[str, Any]

@@ -137,8 +137,8 @@ def row(
 def study(
     contexts: list[int], tile: int, hardware: Hardware, run: int = 0, path: str = ""
 ) -> StudyTable:
-    """Every way at every context; executed at those up to `run`. `path` is named below
-    the table."""
+    """Every way at every context; executed at those up to `run`. `path`, where there
+    is one, is named below the table."""
     each = [(context, name) for context in contexts for name in WAYS]
     shown = track(each, "contexts", console=Console(stderr=True))
     rows = [
@@ -208,7 +208,7 @@ def main(
     with options.refusals(False):
         study_show.check_exports({"--csv": csv_file, "--plot": plot}, {})
         on = named(hardware)
-        table = study(contexts, tile, on, run, csv_file or "in no file (--csv)")
+        table = study(contexts, tile, on, run, csv_file or "")
         at = overflows(contexts, tile, on)
         plots = [plot] if plot else []
         study_show.exported(table, csv=csv_file, plots=plots, x="context")
