@@ -117,18 +117,18 @@ class Composites(Transfers):
                 if isinstance(kind, str) and kind
                 else "",
             )
+        op = f"composite {kind!r}"
         allowed = {*row.options, *row.by_name}
         if len(operands) != len(row.operands) or not options.keys() <= allowed:
             names = [*row.operands, "tile", *row.options, *row.by_name]
             raise errors.KernelError(
-                f"composite {kind!r} is called with wrong arguments",
+                f"{op} is called with wrong arguments",
                 site=site,
                 got=", ".join([f"{len(operands)} views", *options]),
                 allowed=f"composite({kind!r}, {', '.join(names)})",
             )
         views = dict(zip(row.operands, operands, strict=True))
         views |= {n: options.pop(n) for n in row.by_name if options.get(n) is not None}
-        op = f"composite {kind!r}"
         self._check_views(op, row, views, site)
         sizes = _sizes(op, row, views, site)
         options = {"buffers": 2, **options}
@@ -141,7 +141,7 @@ class Composites(Transfers):
             )
         scope = self._recorder.open_scope(ScopeLine(f"composite {kind}", site))
         try:
-            options |= self._tiles(kind, row, views, sizes, tile, options, site)
+            options |= self._tiles(op, row, views, sizes, tile, options, site)
             _run(self, row, views, options)
             self._recorder.close_scope(scope, failed=False)
         except errors.KbjaxError as error:
@@ -196,7 +196,7 @@ class Composites(Transfers):
 
     def _tiles(
         self,
-        kind: str,
+        op: str,
         row: Composite,
         views: Mapping[str, Any],
         sizes: Mapping[str, int],
@@ -213,7 +213,7 @@ class Composites(Transfers):
             each = tile if isinstance(tile, tuple | list) else (tile,) * len(row.tiles)
             if len(each) != len(row.tiles) or not all(map(_is_count, each)):
                 raise errors.ShapeError(
-                    f"composite {kind!r} takes a tile's sizes",
+                    f"{op} takes a tile's sizes",
                     site=site,
                     got=f"tile={tile!r}",
                     allowed=f"{len(row.tiles)} positive integers, of "

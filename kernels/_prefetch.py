@@ -8,8 +8,8 @@ from typing import Any
 
 class LoadedAhead:
     """Tiles `first` to `end` - 1 of some arrays, each used once, in order. They are
-    loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array; of
-    no more than there are tiles."""
+    loaded `depth` - 1 ahead, into a circular buffer of `depth` slots for each array, of
+    no more than `most`."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class LoadedAhead:
         most: int | None = None,
     ) -> None:
         """`views(j)`: where tile j of each array is; what lies past an end is 0.
-        `most`: how many tiles there are at most, where `end` is symbolic."""
+        `most`: how many tiles there are at most; `end` where None and a number."""
         if most is None and isinstance(end, int):
             most = end
         depth = depth if most is None else max(min(depth, most), 1)

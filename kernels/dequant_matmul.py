@@ -36,11 +36,12 @@ def dequant_matmul(
     buffers: int = 2,
 ) -> None:
     """x: (M, K) float, w: (K, N) int8, scale: (ceil(K / group), N) float32, o: (M, N).
-    One of `group` and `tile_k` divides the other; where it is None, all of K is a
-    group. Tiles of K are loaded
-    `buffers` - 1 ahead."""
+    One of `group` and `tile_k` divides the other; where `group` is None, all of K is
+    one. Tiles of K are loaded `buffers` - 1 ahead."""
     agree(x=(x, "M K"), w=(w, "K N"), scale=(scale, "groups N"), o=(o, "M N"))
     positive(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, buffers=buffers)
+    if group is not None:
+        positive(group=group)
     rows, columns = o.shape
     for i in tl.range(tl.cdiv(rows, tile_m)):
         for j in tl.range(tl.cdiv(columns, tile_n)):

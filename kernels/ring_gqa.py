@@ -4,8 +4,8 @@ Rank r holds `S` keys and values of one KV head, positions r S to (r + 1) S - 1,
 prefill the queries of the last `Sq` of them, for the `group` query heads that share it.
 
 - Prefill (ring attention, Liu et al., 2023): tiles of keys and values go around the
-  ring while queries stay. Every tile is sent on while it is used. Causal by global
-  positions: a hop whose keys are all in a query's future does nothing but pass them on.
+  ring while queries stay, each sent on while it is used, but on the last hop. Causal by
+  global positions: tiles whose keys are all in a query's future are only passed on.
 - Decode: keys and values stay. Each rank folds its own, and the partial results (the
   maximum, the denominator and the numerator) go around.
 
@@ -66,8 +66,9 @@ def ring_gqa(
     scope = tl.scratch_scope if scoped else contextlib.nullcontext
 
     def seen(limit: Any) -> Any:
-        """Where a row sees a column; a scope too, so not where there is to be none."""
-        return tl.when(limit > -block) if causal and scoped else scope()
+        """Where a row sees a column; everywhere without scopes, as a `when` is one."""
+        is_asked = causal and scoped
+        return tl.when(limit > -block) if is_asked else contextlib.nullcontext()
 
     def fold(state: attention.Running, qh: Any, own: Any, owner: Any) -> None:
         """The tile in use, one of rank `owner`. In a tile of this rank a row sees the

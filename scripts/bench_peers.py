@@ -126,7 +126,7 @@ def measured(problem: Problem, names: Sequence[str], repeats: int) -> list[Row]:
 
 
 def number(x: float) -> str:
-    """Three digits."""
+    """Three digits, and all of those before the point."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 

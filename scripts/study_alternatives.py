@@ -108,12 +108,12 @@ def first_overflow(way: Way, tile: int, hardware: Hardware, most: int) -> int | 
     """The smallest multiple of the tile that does not fit, up to the context `most`
     rounded up to one; None where all fit. Scratch does not shrink with the context."""
 
-    def overflows(tiles: int) -> bool:
+    def does_not_fit(tiles: int) -> bool:
         case = way.case(tiles * tile, tile, hardware)
         return not case.call.plan(*case.inputs.specs, vary=[]).fits
 
     multiples = range(1, -(-most // tile) + 1)
-    found = bisect.bisect_left(multiples, True, key=overflows)
+    found = bisect.bisect_left(multiples, True, key=does_not_fit)
     return multiples[found] * tile if found < len(multiples) else None
 
 
@@ -129,7 +129,7 @@ def row(
     )  # fmt: skip
     got = study_point.measure(point)
     if got.get("reason_kind") == "KeyboardInterrupt":
-        raise KeyboardInterrupt  # which a study's worker records, and this is none
+        raise KeyboardInterrupt  # in a study a row; here it ends the script
     figures = {figure: got.get(figure) for figure in FIGURES}
     return StudyRow(number, parameters, got["status"], 1, figures, got["versions"])
 
@@ -170,10 +170,10 @@ def comes_to(
         is_text = heading in ("way", "what")
         shown.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     for name, way in WAYS.items():
-        mine = [row for row in table.rows if row.parameters["way"] == name]
+        mine = [each for each in table.rows if each.parameters["way"] == name]
         most = f"> {mine[-1].parameters['context']:,}"
         cells = [name, way.about, f"{at[name]:,}" if at[name] else most]
-        if fits := [row for row in mine if row.figures["commands"] is not None]:
+        if fits := [each for each in mine if each.figures["commands"] is not None]:
             context, figures = fits[-1].parameters["context"], fits[-1].figures
             case = way.case(context, tile, hardware)
             dma = case.call.op_log(*case.inputs.specs).summary().engines["dma"]
