@@ -14,6 +14,7 @@ import pytest
 import kbjax as kb
 from kbjax import catalogue
 from kbjax.kernels._shapes import agree
+from kbjax.kernels.dequant_matmul import dequant_matmul
 from kbjax.kernels.gqa_decode import gqa_decode
 from kbjax.kernels.matmul import matmul
 from kbjax.kernels.ring_gqa import ring_gqa, ring_gqa_decode
@@ -89,6 +90,7 @@ ROW, SQUARE = (2, 8), (8, 8)
         (partial(rmsnorm, eps=-1.0), (ROW, (8,)), "eps"),
         (partial(rmsnorm, eps=float("nan")), (ROW, (8,)), "eps"),
         (partial(ring_gqa_decode, tile=5), (ROW, SQUARE, SQUARE), "tile"),
+        (partial(dequant_matmul, group=0), (ROW, SQUARE, (1, 8)), "group"),
     ],
 )
 def test_options_are_refused_by_name(
