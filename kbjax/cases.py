@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from kbjax.comparison import compared, result_of
 from kbjax.cores import usable_cores
 from kbjax.names import nearest
 
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _ALIGNMENT_BYTES = 64  # at which JAX takes a host array without a copy
 _OF_LONG_SUMS = 4e-6  # relative error of float32
 
@@ -188,6 +190,22 @@ def positive(**sizes: Any) -> None:
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise errors.ShapeError(
                 f"{name} is a positive integer", got=repr(size), allowed=">= 1"
+            )
+
+
+def between(least: float, most: float, **numbers: Any) -> None:
+    """Refuse what is no number from `least` to `most`, by name.
+
+    Raises:
+      ShapeError: naming the first.
+    """
+    for name, number in numbers.items():
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        if not is_number or not least <= number <= most:  # a NaN is not, either
+            raise errors.ShapeError(
+                f"{name} is a number",
+                got=repr(number),
+                allowed=f"{least:.2g} to {most:.2g}",
             )
 
 

@@ -23,7 +23,15 @@ import jax
 import numpy as np
 
 import kbjax as kb
-from kbjax.cases import Case, Inputs, check_dtype, positive, tolerance
+from kbjax.cases import (
+    LARGEST_FLOAT32,
+    Case,
+    Inputs,
+    between,
+    check_dtype,
+    positive,
+    tolerance,
+)
 from kbjax.kernels import _attention as attention
 from kbjax.kernels._shapes import agree
 
@@ -42,6 +50,8 @@ def mla_decode(
     `buffers` - 1 ahead."""
     agree(q=(q, "H C"), cache=(cache, "S C"), o=(o, "H R"))
     positive(tile=tile, buffers=buffers)
+    between(-LARGEST_FLOAT32, LARGEST_FLOAT32, scale=scale)
+    scale = float(scale)  # a tile takes no scalar of NumPy's
     (heads, rank), context = o.shape, cache.shape[0]
     q_latent, q_rotary = tl.load(q[:, :rank]), tl.load(q[:, rank:])
     state = attention.start(tl, heads, rank)

@@ -17,6 +17,7 @@ from kbjax.kernels._shapes import agree
 from kbjax.kernels.dequant_matmul import dequant_matmul
 from kbjax.kernels.gqa_decode import gqa_decode
 from kbjax.kernels.matmul import matmul
+from kbjax.kernels.mla_decode import mla_decode
 from kbjax.kernels.ring_gqa import ring_gqa, ring_gqa_decode
 from kbjax.kernels.rmsnorm import rmsnorm
 from kbjax.kernels.softmax import softmax
@@ -90,6 +91,7 @@ ROW, SQUARE = (2, 8), (8, 8)
         (partial(rmsnorm, eps=-1.0), (ROW, (8,)), "eps"),
         (partial(rmsnorm, eps=float("nan")), (ROW, (8,)), "eps"),
         (partial(ring_gqa_decode, tile=5), (ROW, SQUARE, SQUARE), "tile"),
+        (partial(mla_decode, scale=float("nan")), ((2, 12), (9, 12)), "scale"),
         (partial(dequant_matmul, group=0), (ROW, SQUARE, (1, 8)), "group"),
     ],
 )
@@ -109,6 +111,24 @@ def test_a_ring_refuses_tiles_that_would_leave_keys_out(
     kernel = partial(ring_gqa, **{"tile": 4, "block": 2, **options})
     with pytest.raises(kb.ShapeError, match=f"a multiple of {next(iter(options))}"):
         kb.kernel_call(kernel, q).record(q, k, k)
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    """As Python's own, and to the bit."""
+    rng = np.random.default_rng(0)
+    x, weight, cache = (rng.standard_normal(s, np.float32) for s in (ROW, 8, SQUARE))
+    for kernel, option, arrays in (
+        (rmsnorm, {"eps": 0.25}, (x, weight)),
+        (mla_decode, {"scale": 0.25, "tile": 4}, (x, cache)),
+    ):
+        out = jax.ShapeDtypeStruct((2, 8 if kernel is rmsnorm else 4), "float32")
+        first = next(iter(option))
+        numpys = option | {first: np.float32(option[first])}
+        ours, theirs = (
+            kb.kernel_call(partial(kernel, **given), out)(*arrays)
+            for given in (option, numpys)
+        )
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_integers_of_numpy_are_integers() -> None:
