@@ -10,10 +10,11 @@ and two such states of different keys merge into that of all of them:
 
     m' = max(m1, m2),  l' = l1 e^(m1 - m') + l2 e^(m2 - m'),  acc' likewise.
 
-They merge up a binary tree of messages: 1 into 0, 3 into 2, ..., then 2 into 0, and so
-on. PE 0 ends with acc / l and, where it is asked for, the log-sum-exp m + ln l (natural
-logarithm). With more PEs than tiles some own no keys. Their state is m = -inf, l = 0,
-acc = 0, and merging it changes no bit.
+`_attention.attend` folds a tile in, and `merge` a state. They merge up a binary tree of
+messages: 1 into 0, 3 into 2, ..., then 2 into 0, and so on. PE 0 ends with acc / l and,
+where it is asked for, the log-sum-exp m + ln l (natural logarithm). With more PEs than
+tiles some own no keys. Their state is m = -inf, l = 0, acc = 0, and merging it changes
+no bit.
 """
 
 from __future__ import annotations
