@@ -30,6 +30,7 @@ def plain(
     v: np.ndarray,
     dtype: Any = np.float64,
     *,
+    scale: float | None = None,
     causal: bool = False,
     window: int = 0,
     softcap: float = 0.0,
@@ -39,8 +40,8 @@ def plain(
 ) -> np.ndarray:
     """Attention over whole matrices, each step rounded to `dtype`, one head; float64.
 
-    q: (M, D), k and v: (N, D). `product`: of two matrices; a library's, to have the
-    order in which it adds.
+    q: (M, D), k: (N, D), v: (N, E). `scale`: 1 / sqrt(D) where not given. `product`: of
+    two matrices; a library's, to have the order in which it adds.
     """
     wide = np.float64 if dtype == np.float64 else np.float32
 
@@ -49,7 +50,7 @@ def plain(
 
     (queries, dim), keys = q.shape, k.shape[0]
     q, k, v = (x.astype(wide) for x in (q, k, v))
-    s = rounded(np.asarray(product(q, k.T)) * wide(dim**-0.5))
+    s = rounded(np.asarray(product(q, k.T)) * wide(scale or dim**-0.5))
     if softcap:
         s = rounded(np.tanh(rounded(s / wide(softcap))) * wide(softcap))
     s = rounded(s + rounded(wide(slope) * after(queries, keys).astype(wide)))

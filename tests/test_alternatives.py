@@ -43,12 +43,11 @@ def small(name: str = A1, **sizes: Any) -> cases.Case:
     ("sizes", "scoped"),
     [
         ({"dtype": "bfloat16", "num_pes": 1, "context": 128}, False),
-        ({"num_pes": 1, "query_heads": 2, "dim": 33, "context": 130}, True),
-        ({"num_pes": 1, "context": 5}, True),
+        ({"num_pes": 1, "query_heads": 2, "dim": 33, "context": 65}, True),
     ],
 )
 def test_a1_has_the_bits_of_gqa_decode(sizes: dict[str, Any], scoped: bool) -> None:
-    """Also in a last tile, of one row, and where there is no whole tile."""
+    """Also in a last tile, of one row."""
     case, want = small(**sizes, scoped=scoped), small("gqa_decode", **sizes)
     out, _ = case.call(*case.arrays)
     assert_same_bits(out, np.asarray(want.call(*want.arrays)))
@@ -130,8 +129,9 @@ def test_a1_takes_the_scratch_of_one_op_whatever_the_context() -> None:
 
 
 def test_a1_runs_from_the_command_line() -> None:
-    """Which compares the first output."""
-    sizes = [f"--size={n}={v}" for n, v in {**SMALL, "context": 40}.items()]
+    """Which compares the first output; here of less than a tile."""
+    small = {**SMALL, "context": 5, "num_pes": 1}
+    sizes = [f"--size={n}={v}" for n, v in small.items()]
     assert CliRunner().invoke(cli.app, ["run", A1, *sizes]).exit_code == 0
 
 
@@ -149,9 +149,9 @@ def test_a1_says_what_it_does_not_take() -> None:
 # --- A2: the kernel ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiles", [8, 64, 65, 140])
+@pytest.mark.parametrize("tiles", [64, 140])
 def test_a2_has_the_bits_of_gqa_decode_in_whole_tiles(tiles: int) -> None:
-    """Also in runs of them."""
+    """The most that are one run, and runs with a last one that is shorter."""
     sizes = {"num_pes": 1, "context": tiles * 16, "tile": 16}
     case, want = small("flash_composite", **sizes), small("gqa_decode", **sizes)
     out = case.call(*case.arrays)

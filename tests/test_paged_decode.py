@@ -13,8 +13,9 @@ import pytest
 import kbjax as kb
 from kbjax import catalogue
 from kbjax.kernels.paged_decode import paged_decode, reference
+from tests.attention_data import normal
 from tests.helpers import assert_same_bits, assert_same_tcm
-from tests.test_decode_kernels import normal, of, plain_ragged, ragged
+from tests.test_decode_kernels import of, plain_ragged, ragged
 
 # A batch of sequences whose tables have room for 3 pages of 4 tokens, in a pool that
 # has more pages than they use. 2 KV heads of size 8.
@@ -34,7 +35,7 @@ def call_of(buffers: int) -> kb.KernelCall:
 
 
 def paged(
-    table: np.ndarray, q: Any, k: Any, v: Any, lengths: Any = LENGTHS, buffers: int = 2
+    table: np.ndarray, q: Any, k: Any, v: Any, lengths: Any = LENGTHS, buffers: int = 1
 ) -> np.ndarray:
     """table: (P, COUNT), q: (P, HQ, D), k and v: (POOL, H, N, D)."""
     lengths = np.asarray(lengths, np.int32)[:, None]
@@ -65,13 +66,14 @@ SIZES = ("dtype", "dim", "query_heads", "kv_heads", "buffers", "num_pes", "conte
          "page")  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [
-    ("float32", 64, 3, 3, 1, 3, 100, 16),
-    ("float16", 80, 4, 2, 2, 2, 97, 32),
-    ("bfloat16", 96, 5, 1, 3, 1, 60, 7),
-    ("float32", 128, 6, 2, 3, 1, 33, 64),
-    ("bfloat16", 256, 2, 2, 1, 2, 48, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ("float32", 128, 6, 2, 3, 1, 33, 64),
+        ("float16", 80, 5, 1, 2, 3, 97, 7),
+        ("bfloat16", 256, 2, 2, 1, 2, 48, 1),
+    ],
+)  # fmt: skip - each dtype, number of buffers, and kind of heads
 def test_at_most_twice_the_error_of_plain_attention(sizes: tuple[Any, ...]) -> None:
     """The bound of FlashAttention's own tests; the last case has pages of one token."""
     case = catalogue.make("paged_decode", **dict(zip(SIZES, sizes, strict=True)))
@@ -88,7 +90,7 @@ def test_at_most_twice_the_error_of_plain_attention(sizes: tuple[Any, ...]) -> N
     assert np.abs(got - want).max() <= 2 * most
 
 
-@pytest.mark.parametrize("buffers", [1, 2, 3])
+@pytest.mark.parametrize("buffers", [1, 3])
 def test_the_bits_are_those_of_the_keys_in_one_piece(buffers: int) -> None:
     table, q, k, v = batch(buffers)
     got = paged(table, q, pool_of(table, k), pool_of(table, v), buffers=buffers)
@@ -109,11 +111,10 @@ def test_pages_by_hand() -> None:
     np.testing.assert_allclose(reference(lengths, table, q, k, v), want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [{"num_pes": 1}, {"num_pes": 2, "buffers": 2}])
-def test_exact_is_live(sizes: dict[str, int]) -> None:
-    """Outputs and final bytes."""
-    small = catalogue.kernel_module("paged_decode").SMALL
-    case = catalogue.make("paged_decode", **{**small, **sizes})
+def test_exact_is_live() -> None:
+    """Outputs and final bytes of two PEs that load pages ahead."""
+    sizes = {**catalogue.kernel_module("paged_decode").SMALL, "num_pes": 2}
+    case = catalogue.make("paged_decode", **{**sizes, "buffers": 2})
     live = case.call.run(*case.arrays)
     exact = case.call.run(*case.arrays, fidelity="exact")
     assert_same_bits(live.outputs, np.asarray(exact.outputs))
