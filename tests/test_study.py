@@ -47,6 +47,14 @@ def toml(path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The results file of the six points, all done."""
+    path = tmp_path_factory.mktemp("six") / "r.sqlite"
+    study_run.run(six(), path, ONE)
+    return path.read_bytes()
+
+
 # --- what a study says ---------------------------------------------------------------
 
 
@@ -192,7 +200,7 @@ def test_six_points_and_what_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["csv", "folder", "other tables", "trigger", "torn"])
 def test_a_file_that_is_no_results_file_is_refused_unchanged(
-    what: str, tmp_path: Path
+    what: str, tmp_path: Path, complete: bytes
 ) -> None:
     path = tmp_path / "r.sqlite"
     if what == "csv":
@@ -200,11 +208,10 @@ def test_a_file_that_is_no_results_file_is_refused_unchanged(
     elif what == "folder":
         path.mkdir()
     elif what == "torn":
-        study_run.run(six(), path, ONE)
-        path.write_bytes(path.read_bytes()[:5000])
+        path.write_bytes(complete[:5000])
     else:
         if what == "trigger":
-            study_run.run(six(), path, ONE)
+            path.write_bytes(complete)
         with sqlite3.connect(path) as db:
             db.execute("CREATE TABLE t (x)")
             if what == "trigger":
@@ -222,9 +229,9 @@ def test_a_file_that_is_no_results_file_is_refused_unchanged(
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
-def test_damaged_cells_and_hostile_text(tmp_path: Path) -> None:
+def test_damaged_cells_and_hostile_text(tmp_path: Path, complete: bytes) -> None:
     path = tmp_path / "r.sqlite"
-    study_run.run(six(), path, ONE)
+    path.write_bytes(complete)
 
     def changed(column: str, value: str) -> None:
         with sqlite3.connect(path) as db:
@@ -342,9 +349,9 @@ def test_a_locale_without_its_letters(tmp_path: Path) -> None:
     assert b"\\xe9t\\xe9: 6 of 6 points" in done.stdout
 
 
-def test_no_jax_to_make_and_show_a_study(tmp_path: Path) -> None:
+def test_no_jax_to_make_and_show_a_study(tmp_path: Path, complete: bytes) -> None:
     path = tmp_path / "r.sqlite"
-    study_run.run(six(), path, ONE)
+    path.write_bytes(complete)
     program = (
         "import sys\n"
         "from kbjax import study_plots, study_run, study_show, study_store\n"

@@ -17,7 +17,7 @@ from tests.test_study import ONE, ROOT, invoke, six, toml
 
 # A study of the user's own: its points sleep, so that there is time for a signal.
 SLOW = """
-import time, os
+import time, os, sys
 from kbjax import catalogue
 from kbjax.study import Study
 
@@ -42,45 +42,52 @@ def started(file: str, *more: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_for(results: Path, done: int) -> None:
-    """Until so many points are recorded, and the next one runs."""
+def wait_for_attempt(number: int, results: Path) -> None:
+    """Until point 4 runs for that many times, and the three before it are recorded."""
     until = time.monotonic() + 50
     while time.monotonic() < until:
         if results.exists():
             try:
-                counts = study_store.read(results).counts
+                table = study_store.read(results)
             except errors.KbjaxError as error:
                 assert "no tables" in str(error)
                 continue
-            if counts["done"] == done and counts["running"] == 1:
+            running = [r.attempts for r in table.rows if r.status == "running"]
+            if table.counts["done"] == 3 and running == [number]:
                 return
-        time.sleep(0.01)
+        time.sleep(0.05)
     raise AssertionError("the study did not get there")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
-    """Three rows are on disk, nothing runs on, and the rest is done afterwards, while
-    a reader of both files never sees a torn row."""
+def test_signals_in_point_4(tmp_path: Path) -> None:
+    """One after the other: three rows are on disk, nothing runs on, and the rest is
+    done afterwards, while a reader of both files never sees a torn row."""
     file = slow(tmp_path, "time.sleep(60 if context == 512 and not os.path.exists("
                 f"{str(tmp_path / 'go')!r}) else 0)")  # fmt: skip
     results, sheet = tmp_path / "slow.sqlite", tmp_path / "s.csv"
-    process = started(file, "--csv", str(sheet))
-    wait_for(results, 3)
-    partial = tmp_path / "partial.svg"
-    study_plots.write(study_store.read(results), str(partial))
-    assert "partial: 3 of 6 points" in partial.read_text("utf-8")
-    process.send_signal(number)
-    _, told = process.communicate(timeout=30)
-    if number == signal.SIGKILL:
-        assert process.returncode == -9
-    else:
-        assert process.returncode == 128 + number
-        assert str(results) in told and "resume" in told and "Traceback" not in told
-        assert len(sheet.read_text("utf-8").splitlines()) >= 7
-    table = study_store.read(results)
-    assert table.counts["done"] == 3
-    before = [row for row in table.rows if row.status == "done"]
+    before = None
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    for attempt, number in enumerate(signals, 1):
+        process = started(file, "--csv", str(sheet))
+        wait_for_attempt(attempt, results)
+        partial = tmp_path / "partial.svg"
+        study_plots.write(study_store.read(results), str(partial))
+        assert "partial: 3 of 6 points" in partial.read_text("utf-8")
+        sheet.unlink(missing_ok=True)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=30)
+        if number == signal.SIGKILL:
+            assert process.returncode == -9
+        else:
+            assert process.returncode == 128 + number
+            assert str(results) in told and "resume" in told
+            assert "Traceback" not in told
+            assert len(sheet.read_text("utf-8").splitlines()) >= 7
+        table = study_store.read(results)
+        assert table.counts["done"] == 3
+        done = [row for row in table.rows if row.status == "done"]
+        assert before in (None, done), number
+        before = done
     (tmp_path / "go").touch()
     process = started(file, "--csv", str(sheet))
     while process.poll() is None:
@@ -89,22 +96,30 @@ def test_a_signal_in_point_4(number: int, tmp_path: Path) -> None:
             with open(sheet, newline="", encoding="utf-8") as opened:
                 rows = list(csv.reader(opened))
             assert len(rows) == 7 and len({len(row) for row in rows}) == 1
-        time.sleep(0.01)
+        time.sleep(0.02)
     _, told = process.communicate()
     assert process.returncode == 0, told
     table = study_store.read(results)
     assert table.counts["done"] == 6 and list(table.rows[:3]) == before
-    assert [row.attempts for row in table.rows] == [1, 1, 1, 2, 1, 1]
+    assert [row.attempts for row in table.rows] == [1, 1, 1, 4, 1, 1]
 
 
 def test_two_writers_share_a_study(tmp_path: Path) -> None:
+    """This process and another one; the first point waits for the second."""
     log = tmp_path / "log"
-    file = slow(tmp_path, f"open({str(log)!r}, 'a').write(f'{{context}}\\n'); "
-                "time.sleep(0.3)")  # fmt: skip
-    both = [started(file), started(file)]
-    for process in both:
-        _, told = process.communicate(timeout=50)
-        assert process.returncode == 0, told
+    file = slow(
+        tmp_path,
+        f"""log = {str(log)!r}
+    with open(log, "a") as opened: opened.write(f"{{context}}\\n")
+    until = time.monotonic() + 40
+    while time.monotonic() < until and len(open(log).readlines()) < 2:
+        time.sleep(0.01)""",
+    )
+    other = started(file)
+    result = invoke(file, "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    _, told = other.communicate(timeout=50)
+    assert other.returncode == 0, told
     table = study_store.read(tmp_path / "slow.sqlite")
     assert table.counts["done"] == 6
     assert {row.attempts for row in table.rows} == {1}
@@ -130,27 +145,27 @@ def test_points_that_raise_and_workers_that_die(tmp_path: Path) -> None:
     assert "exit status 3" in rows[3]["reason"]
     assert "[red]=x[/red]" in invoke(str(tmp_path / "slow.sqlite")).output
     flag.touch()
-    process = started(file, "--retry-failed")
-    _, told = process.communicate(timeout=50)
-    assert process.returncode == 0, told
+    result = invoke(file, "--jobs", "1", "--retry-failed")
+    assert result.exit_code == 0, result.output
     assert study_store.read(tmp_path / "slow.sqlite").counts["done"] == 6
 
 
-@pytest.mark.parametrize(
-    "ends", ["sys.exit('bye [b]x[/b]')", "sys.exit(0)", "raise KeyboardInterrupt"]
-)
-def test_a_kernel_that_exits_is_a_row(ends: str, tmp_path: Path) -> None:
+def test_a_kernel_that_exits_is_a_row(tmp_path: Path) -> None:
     """Not the end of the study, with a status that says that all is well."""
-    file = slow(tmp_path, f"if context == 64: {ends}")
-    text = Path(file).read_text("utf-8")
-    toml(Path(file), text.replace("import time, os", "import time, os, sys"))
+    file = slow(
+        tmp_path,
+        """if context == 64: sys.exit("bye [b]x[/b]")
+    if context == 128: sys.exit(0)
+    if context == 256: raise KeyboardInterrupt""",
+    )
     result = invoke(file, "--jobs", "1")
     assert result.exit_code == 1 and "6 of 6 points" in result.output
     table = study_store.read(tmp_path / "slow.sqlite")
-    assert [row.status for row in table.rows] == ["error"] + ["done"] * 5
-    kind = "KeyboardInterrupt" if "raise" in ends else "SystemExit"
-    assert table.rows[0].figures["reason_kind"] == kind
-    assert "slow.py:" in table.rows[0].figures["reason"]
+    assert [row.status for row in table.rows] == ["error"] * 3 + ["done"] * 3
+    ends = [row.figures for row in table.rows[:3]]
+    kinds = ["SystemExit", "SystemExit", "KeyboardInterrupt"]
+    assert [end["reason_kind"] for end in ends] == kinds
+    assert all("slow.py:" in end["reason"] for end in ends)
 
 
 @pytest.mark.parametrize("top", ["import sys; sys.exit(0)", "1 / 0"])
