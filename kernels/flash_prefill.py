@@ -8,10 +8,12 @@ Causal attention is aligned bottom-right: query r sees keys up to r + S - Sq. An
 scope a block of queries goes around an inner scope a tile of keys (ADR-0063, D4). Tiles
 that a block does not see are skipped by a symbolic trip count; only tiles on the
 diagonal and on the window's edge are masked; where there are many, they are summed in
-runs. The online softmax is `_attention`'s: `start`, `attend` a tile at a time (scores by
-`_scores`), and `finish`. A NaN in a key reaches the rows that see it and no others; a NaN or infinity in a
-value reaches all rows whose block loads its tile, since one matrix product folds the
-tile and 0 x NaN is NaN.
+runs. The online softmax is `_attention`'s: `start`, `attend` with a tile (its scores by
+`_scores`), and `finish`.
+
+A NaN in a key reaches the rows that see it and no others; a NaN or infinity in a value
+reaches all rows whose block loads its tile, since one matrix product folds the tile and
+0 x NaN is NaN.
 
 What models add, alone or together: a soft cap of the scores (Gemma 2), ALiBi (Press et
 al., 2022), a sliding window (Mistral) and attention sinks (gpt-oss).

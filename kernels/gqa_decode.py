@@ -5,7 +5,7 @@ Each PE owns one KV head and the `group` query heads that share it:
     o[g] = sum_s softmax_s(q[g] . k[s] / sqrt(D)) v[s]
 
 One sweep over tiles of keys with an online softmax, whose state is made by
-`_attention.start` and takes in a tile by `attend` and `fold`. Scratch is O(1) in the context: a
+`_attention.start` and takes in a tile by `attend`. Scratch is O(1) in the context: a
 tile's scores and probabilities live in a scope that is rewound (ADR-0063).
 """
 
