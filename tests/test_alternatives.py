@@ -287,7 +287,9 @@ def test_the_table_of_the_readme() -> None:
     context, hardware = 1 << 20, kb.Hardware()
     for way, line in zip(ways, lines, strict=True):
         got = study.row(0, way, context, 128, hardware, False).figures
-        at = study.first_overflow(study.WAYS[way], 128, hardware, context)
+        at = None  # what fits here fits below: scratch does not shrink with the context
+        if not got["total_ns"]:
+            at = study.first_overflow(study.WAYS[way], 128, hardware, context)
         expected = [f"{got['peak_scratch_bytes']:,}", f"{at:,}" if at else "never"]
         if at:
             expected += ["", "", ""]

@@ -64,7 +64,7 @@ WITH_DTYPES = [
 ]
 RUNS = [(name, dtype, seed) for seed, (name, dtype) in enumerate(WITH_DTYPES)]
 # Each kernel; products of 1 row and of many, 1 PE and 2, float32 and 16-bit floats.
-EXACT = {0, 5, 9, 10, 12}
+EXACT = {0, 5, 9, 11}
 
 
 @pytest.mark.parametrize(("name", "dtype", "seed"), RUNS)
