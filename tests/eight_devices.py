@@ -132,8 +132,7 @@ def test_conditions_by_pe() -> None:
     one = make(mesh=ALONE)
     want, exact = one(x, table), one.run(x, table, poison=True)
     assert_same_bits(exact.outputs, want)
-    for name in ("2", "reversed"):
-        assert_same_bits(make(mesh=MESHES[name])(x, table), want, name)
+    assert_same_bits(make(mesh=MESHES["reversed"])(x, table), want, "reversed")
     got = make(mesh=MESHES["2 x 4"]).run(x, table, poison=True)
     assert_same_bits(got.outputs, want, "poison")
     np.testing.assert_array_equal(got.tcm.memory, exact.tcm.memory)
@@ -146,9 +145,8 @@ def test_attention() -> None:
     kernel = partial(gqa_decode, tile=32)
     make = partial(kb.kernel_call, kernel, f32((4, 16)), num_pes=8)
     want = make(mesh=ALONE)(*arrays)
-    for count in (2, 8):
-        got = make(mesh=over(count))(*arrays)
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
+    got = make(mesh=over(2))(*arrays)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
 
 
 def products(tl: Any, a: Any, b: Any, o: Any, e: Any) -> None:
@@ -172,29 +170,33 @@ def test_products_are_the_same_bits_and_exp_within_one_ulp(rows: int) -> None:
 DTYPES = ("float32", "bfloat16", "float8_e5m2", "int32", "int16", "uint8", "bool")
 
 
-def rows_of_mine(tl: Any, x: Any, o: Any) -> None:
+def rows_of_mine(tl: Any, *tensors: Any) -> None:
     """PE i stores to rows i, i + P, ..., but not to the last row of all."""
-    for j in tl.range(2):
-        with tl.scratch_scope():
-            row = tl.program_id() + j * tl.num_programs()
-            tl.store(o[row], tl.load(x[row]))
+    inputs, outputs = tensors[: len(DTYPES)], tensors[len(DTYPES) :]
+    for x, o in zip(inputs, outputs, strict=True):
+        for j in tl.range(2):
+            with tl.scratch_scope():
+                row = tl.program_id() + j * tl.num_programs()
+                tl.store(o[row], tl.load(x[row]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_shared_output_has_what_each_pe_stored(dtype: str) -> None:
+def test_a_shared_output_has_what_each_pe_stored() -> None:
     """Every bit of it, NaNs and all; what none stored is as it was."""
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    raw = np.random.default_rng(8).integers(0, 256, (17, 6 * kind.itemsize), np.uint8)
-    x = raw % 2 == 1 if dtype == "bool" else raw.view(kind)
+    rng = np.random.default_rng(8)
+    xs = []
+    for name in DTYPES:
+        kind = np.dtype(getattr(ml_dtypes, name, name))
+        raw = rng.integers(0, 256, (17, 6 * kind.itemsize), np.uint8)
+        xs.append(raw % 2 == 1 if name == "bool" else raw.view(kind))
     call = kb.kernel_call(
-        rows_of_mine, jax.ShapeDtypeStruct(x.shape, kind), num_pes=8, mesh=over(8),
-        in_axes=None, out_axes=None,
+        rows_of_mine, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs),
+        num_pes=8, mesh=over(8), in_axes=None, out_axes=None,
     )  # fmt: skip
-    got = call(x)
-    assert got.sharding.is_fully_replicated
-    assert_same_bits(got[:16], x[:16])
-    kept = call(np.zeros_like(x))[16:]
-    assert_same_bits(got[16:], kept, "the row that no PE stores to")
+    others = call(*map(np.zeros_like, xs))
+    for name, x, got, other in zip(DTYPES, xs, call(*xs), others, strict=True):
+        assert got.sharding.is_fully_replicated, name
+        assert_same_bits(got[:16], x[:16], name)
+        assert_same_bits(got[16:], other[16:], f"{name}, the row of no PE")
 
 
 def test_an_aliased_array_that_all_share_is_updated_in_place() -> None:
