@@ -16,7 +16,7 @@ from distributed import LocalCluster
 from kbjax import errors, study_pools, study_run, study_source, study_store
 from kbjax.study_table import StudyTable
 from tests.test_study import ONE, ROOT, six, toml
-from tests.test_study_processes import slow, wait_for
+from tests.test_study_processes import slow, wait_for_attempt
 
 # A scheduler, and a worker that is a thread of it, in a process of their own.
 CLUSTER = """
@@ -64,7 +64,7 @@ def sleeps_in_point_4(folder: Path, address: str) -> Future[StudyTable]:
     options = study_run.Options(scheduler=address)
     future = executor.submit(study_run.run, study, folder / "r.sqlite", options)
     executor.shutdown(wait=False)
-    wait_for(folder / "r.sqlite", 3)
+    wait_for_attempt(1, folder / "r.sqlite")
     return future
 
 
